@@ -218,7 +218,7 @@ def _run(
         if server.is_drained:
             return
         if now >= ends_at:
-            left = server.snapshot().episodes_now
+            left = server.snapshot().bridge.episodes_now
             logger.warning("%d episodes have not ended within %g s", left, drain_timeout)
             return
 

@@ -92,23 +92,24 @@ def rows_of(now: Snapshot, before: Snapshot | None) -> list[tuple[str, str, str]
 
     Pure.
     """
-    lost = f" + {now.lost_clients_now} gone" if now.lost_clients_now else ""
+    bridge = now.bridge
+    lost = f" + {bridge.lost_clients_now} gone" if bridge.lost_clients_now else ""
     rows = [
-        ("clients", f"{now.clients_now}{lost}", ""),
-        ("episodes", f"{now.episodes_now:,}", f"{now.ended:,} ended"),
-        ("actions", "", f"{now.actions:,}"),
+        ("clients", f"{bridge.clients_now}{lost}", ""),
+        ("episodes", f"{bridge.episodes_now:,}", f"{bridge.ended:,} ended"),
+        ("actions", "", f"{bridge.actions:,}"),
         ("actions/s", _rate(now, before), _rate(now, None)),
         ("latency p50 (ms)", _latency(now, before, 0.5), _latency(now, None, 0.5)),
         ("latency p99 (ms)", _latency(now, before, 0.99), _latency(now, None, 0.99)),
         ("rows per call", _rows_per_call(now, before), _rows_per_call(now, None)),
         ("largest call", "", f"{now.largest_batch:,}"),
     ]
-    if now.logged_actions:
-        rows.append(("actions of clients", "", f"{now.logged_actions:,}"))
+    if bridge.logged_actions:
+        rows.append(("actions of clients", "", f"{bridge.logged_actions:,}"))
     if now.recorded:
         rows.append(("recorded", "", f"{now.recorded:,} episodes, {now.recorded_rows:,} rows"))
-    if now.faulty:
-        rows.append(("episodes of lost clients", "", f"{now.faulty:,}"))
+    if bridge.faulty:
+        rows.append(("episodes of lost clients", "", f"{bridge.faulty:,}"))
     for kind, count in now.errors.items():
         new = count - (before.errors.get(kind, 0) if before is not None else 0)
         rows.append((f"errors: {kind}", f"{new:,}" if before is not None else "", f"{count:,}"))
@@ -118,8 +119,8 @@ def rows_of(now: Snapshot, before: Snapshot | None) -> list[tuple[str, str, str]
 def _words(now: Snapshot, before: Snapshot | None) -> list[str]:
     errors = sum(now.errors.values())
     return [
-        f"{now.clients_now} clients",
-        f"{now.episodes_now:,} episodes ({now.ended:,} ended)",
+        f"{now.bridge.clients_now} clients",
+        f"{now.bridge.episodes_now:,} episodes ({now.bridge.ended:,} ended)",
         f"{_rate(now, before)} actions/s",
         f"p50 {_latency(now, before, 0.5)} ms",
         f"p99 {_latency(now, before, 0.99)} ms",
@@ -130,7 +131,7 @@ def _words(now: Snapshot, before: Snapshot | None) -> list[str]:
 
 def _rate(now: Snapshot, before: Snapshot | None) -> str:
     seconds = now.seconds - (before.seconds if before is not None else 0.0)
-    actions = now.actions - (before.actions if before is not None else 0)
+    actions = now.bridge.actions - (before.bridge.actions if before is not None else 0)
     return f"{actions / seconds:,.0f}" if seconds > 0 else "-"
 
 

@@ -18,6 +18,7 @@ from envbus.actors.external.errors import SpaceMismatchError
 from envbus.bus.complaints import Complaints
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, acting
+from envbus.runner.bridge.vocabulary import BridgeStatistics
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.serving.answering import Chooser, ObservingAgent, Recording
 from envbus.runner.serving.loading import Maker, load_policies
@@ -38,21 +39,13 @@ _MAX_COST = 2**24
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a server since its start; those with `now` of the moment."""
+    """Counts of a server since its start."""
 
     seconds: float
-    clients_now: int
-    lost_clients_now: int
-    episodes_now: int
-    waiting_now: int
-    #: Episodes that ended / by faults, which are not recorded / with rows in the folder.
-    ended: int
-    faulty: int
+    bridge: BridgeStatistics
+    #: Episodes with rows in the folder.
     recorded: int
     recorded_rows: int
-    #: Actions that reached a client / that clients chose themselves.
-    actions: int
-    logged_actions: int
     #: Calls of policies, and rows in them.
     batches: int
     rows: int
@@ -144,16 +137,9 @@ class PolicyServer:
         }
         return Snapshot(
             seconds=time.monotonic() - self._began,
-            clients_now=bridge.clients_now,
-            lost_clients_now=bridge.lost_clients_now,
-            episodes_now=bridge.episodes_now,
-            waiting_now=bridge.waiting_now,
-            ended=bridge.ended,
-            faulty=bridge.faulty,
+            bridge=bridge,
             recorded=0 if self._writer is None else self._writer.num_episodes,
             recorded_rows=0 if self._writer is None else self._writer.num_rows,
-            actions=bridge.actions,
-            logged_actions=bridge.logged_actions,
             errors={kind: count for kind, count in errors.items() if count},
             latency=self._bridge.latency.counts(),
             **self._counts,

@@ -2,26 +2,19 @@ from __future__ import annotations
 
 import errno
 import io
-from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from envbus.runner.bridge.vocabulary import BridgeStatistics
 from envbus.runner.cli.serve_table import ServerTable, rows_of
 from envbus.runner.serving.server import Snapshot
 
 FIRST = Snapshot(
     seconds=10.0,
-    clients_now=2,
-    lost_clients_now=0,
-    episodes_now=3,
-    waiting_now=0,
-    ended=4,
-    faulty=0,
+    bridge=BridgeStatistics(clients_now=2, episodes_now=3, ended=4, actions=100),
     recorded=0,
     recorded_rows=0,
-    actions=100,
-    logged_actions=0,
     batches=10,
     rows=100,
     largest_batch=20,
@@ -31,10 +24,9 @@ FIRST = Snapshot(
 SECOND = msgspec.structs.replace(
     FIRST,
     seconds=12.0,
-    actions=1100,
+    bridge=msgspec.structs.replace(FIRST.bridge, actions=1100, lost_clients_now=1),
     batches=20,
     rows=1100,
-    lost_clients_now=1,
     recorded=7,
     recorded_rows=70,
     errors={"policy": 3},
@@ -57,8 +49,10 @@ def test_what_happened_since_the_last_picture_stands_beside_the_whole() -> None:
 
 
 def test_nothing_yet_is_told_as_such() -> None:
-    none: dict[str, Any] = {"actions": 0, "batches": 0, "latency": {}, "seconds": 0.0}
-    rows = cells(msgspec.structs.replace(FIRST, **none), None)
+    nothing = msgspec.structs.replace(
+        FIRST, bridge=BridgeStatistics(), batches=0, latency={}, seconds=0.0
+    )
+    rows = cells(nothing, None)
     assert rows["latency p99 (ms)"] == ("-", "-")
     assert rows["actions/s"] == ("-", "-")
 
