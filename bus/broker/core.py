@@ -9,8 +9,7 @@ Rules:
 - Each accepted request ends exactly once: in a reply, or in a failure.
 - Deadlines and leases are judged on `Tick` only, which the shell sends after it drained its
   socket, so that a driver that was busy for a minute sees the answers before it judges anybody.
-- At most once: nothing is sent twice, save an idempotent `Ask` for a service whose holder is
-  lost, which goes to another peer, once.
+- At most once: nothing is sent twice.
 - An embedded broker passes nothing on from peer to peer; a standalone one does, but for what
   controls a peer, and what is blocked.
 - A peer's bad input is counted, logged once per peer, answered, and changes nothing else.
@@ -181,17 +180,13 @@ class BrokerCore:
     def _on_ask(self, event: Ask, now: float) -> list[Effect]:
         timeout = event.timeout
         assert 0.0 < timeout < _INFINITY, f"a timeout must be finite and positive: {timeout}"
-        return self._open(
-            LOCAL, 0, event.to, event.payload_type, timeout, event.frames, event.idempotent, now
-        )
+        return self._open(LOCAL, 0, event.to, event.payload_type, timeout, event.frames, now)
 
     def _on_cancel(self, event: Cancel, now: float) -> list[Effect]:
         return self._dispatcher.cancel(event.wire_id, now)
 
-    def _on_unsendable(self, event: Unsendable, now: float) -> list[Effect]:
-        return self._dispatcher.unsendable(
-            event.peer, event.wire_id, event.code, event.message, now
-        )
+    def _on_unsendable(self, event: Unsendable, _now: float) -> list[Effect]:
+        return self._dispatcher.unsendable(event.peer, event.wire_id, event.code, event.message)
 
     def _on_tick(self, _event: Tick, now: float) -> list[Effect]:
         effects = self._dispatcher.expire(now)
@@ -289,16 +284,8 @@ class BrokerCore:
             # The first one's answer answers both; a failure would be taken for the first one's.
             self._counts.duplicate_requests += 1
             return self._complain(identity, f"request id {request_id} is in flight already")
-        # Not idempotent: a header cannot say so, and the asker can ask again itself.
         effects = self._open(
-            identity,
-            request_id,
-            header.to,
-            header.payload_type,
-            header.ttl,
-            event.frames,
-            False,
-            now,
+            identity, request_id, header.to, header.payload_type, header.ttl, event.frames, now
         )
         first = effects[0]
         if isinstance(first, Refused):

@@ -44,10 +44,7 @@ class Pending(msgspec.Struct, gc=False, eq=False):
     #: Seconds it was given, for messages to people.
     timeout: float
     payload_type: str
-    idempotent: bool = False
-    #: Whether its first holder was lost and it was sent to another one.
-    resent: bool = False
-    #: Payload and buffers, kept only as long as they may have to be sent.
+    #: Payload and buffers, kept only as long as they have to be sent.
     frames: Frames | None = None
 
 

@@ -62,10 +62,8 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     payload_type: str
     #: Seconds until it fails; positive and finite. Time in the backlog counts.
     timeout: float
-    #: Payload, then raw buffers. Kept until the request is sent, or, if `idempotent`, settled.
+    #: Payload, then raw buffers. Kept until the request is sent.
     frames: Frames
-    #: Whether it may be sent a second time, to another peer of the service.
-    idempotent: bool = False
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -278,8 +276,6 @@ class BrokerStatistics(msgspec.Struct, kw_only=True):
     timeouts: int = 0
     lost: int = 0
     cancelled: int = 0
-    #: Sent a second time, to another peer, after their holder was lost.
-    resent: int = 0
     #: Requests refused at once.
     overloaded: int = 0
     no_peer: int = 0

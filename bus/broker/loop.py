@@ -134,15 +134,7 @@ class Broker:
         """What peers connect to."""
         return self._transport.endpoints
 
-    def ask(
-        self,
-        to: bytes | str,
-        payload_type: str,
-        frames: Frames,
-        *,
-        timeout: float,
-        idempotent: bool = False,
-    ) -> int:
+    def ask(self, to: bytes | str, payload_type: str, frames: Frames, *, timeout: float) -> int:
         """Send a request and return its id; `poll` returns its end, exactly once.
 
         Args:
@@ -151,7 +143,6 @@ class Broker:
             frames: Payload and buffers. Buffers are sent without a copy: do not write to them
                 until the end of the request.
             timeout: Seconds until it fails, counted from now; positive. `NO_DEADLINE` lifts it.
-            idempotent: Whether another peer of the service may be asked if the first is lost.
 
         Raises:
             OverloadedError: A limit of requests in flight is reached. Nothing was sent.
@@ -164,7 +155,7 @@ class Broker:
         if self._stall_grace.is_away(now) and self._core.wake_at() is None:
             self._stall_grace.leaves(now)  # nobody was waiting for it meanwhile
         self._accepted = 0
-        self._handle(Ask(to, payload_type, timeout, frames, idempotent))
+        self._handle(Ask(to, payload_type, timeout, frames))
         return self._accepted
 
     def cancel(self, request_id: int) -> None:

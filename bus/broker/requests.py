@@ -60,12 +60,11 @@ class Dispatcher:
         payload_type: str,
         timeout: float,
         frames: Frames,
-        idempotent: bool,
         now: float,
     ) -> list[Effect]:
         """Send or queue a new request: `[Accepted, ...]`, or `[Refused]`.
 
-        Eight arguments, as this runs for each message and a struct to hold them would cost more
+        Seven arguments, as this runs for each message and a struct to hold them would cost more
         than all the rest.
         """
         counts = self.counts
@@ -82,8 +81,7 @@ class Dispatcher:
                     now + timeout,
                     timeout,
                     payload_type,
-                    idempotent,
-                    frames=frames,
+                    frames,
                 ),
                 now,
             )
@@ -147,8 +145,7 @@ class Dispatcher:
         frames = pending.frames
         assert frames is not None, f"request {pending.wire_id} was sent already"
         pending.holder = peer.identity
-        if not pending.idempotent or pending.resent:
-            pending.frames = None  # the buffers may be large and are not needed again
+        pending.frames = None  # the buffers may be large and are not needed again
         peer.in_flight += 1
         header = Header(
             PROTOCOL_VERSION,
@@ -259,9 +256,9 @@ class Dispatcher:
         return self._release([pending], now)
 
     def unsendable(
-        self, identity: bytes, wire_id: int, code: FailureCode, message: str, now: float
+        self, identity: bytes, wire_id: int, code: FailureCode, message: str
     ) -> list[Effect]:
-        """End a request that its holder never got. One that is idempotent goes to another."""
+        """End a request that its holder never got."""
         pending = self.pending.settle(wire_id, identity) if wire_id else None
         if pending is None:
             self.counts.unsendable += 1
@@ -273,21 +270,18 @@ class Dispatcher:
             # It cannot be reached or does not read: no new work until it is heard again. This
             # also keeps the backlog from being failed, one by one, at a queue that is full.
             peer.state = _SUSPECT
-        if pending.frames is not None and self.router.has_ready(pending.service):
-            return self._send_again(pending, peer, message, now)
         self.counts.failures += 1
         text = f"{pending.payload_type} was not sent to {peer.name}: {message}"
         return [self._fail(pending, code, text, peer.name)]
 
     def leave(self, peer: Peer, reason: str, now: float) -> list[Effect]:
-        """Fail or re-send what a peer held, forget what it asked.
+        """Fail what a peer held, forget what it asked.
 
         It has to be out of the peers already.
         """
         identity = peer.identity
         orphans = self.router.leave(peer)
         effects: list[Effect] = []
-        again: list[Pending] = []
         unwanted: list[Pending] = []
         for pending in self.pending.drop_peer(identity):
             if pending.origin == identity:
@@ -296,28 +290,13 @@ class Dispatcher:
                     orphans.remove(pending.wire_id)
                 elif pending.holder != identity:
                     unwanted.append(pending)
-            elif pending.frames is not None and self.router.has_ready(pending.service):
-                again.append(pending)
             else:
                 effects.append(self._lose(pending, peer, reason))
         for wire_id in orphans:
             orphan = self.pending.settle(wire_id, b"")
             assert orphan is not None, f"request {wire_id} waited though it was settled"
             effects.append(self._lose(orphan, peer, reason))
-        for pending in reversed(again):  # each goes to the front, so the oldest comes last
-            effects += self._send_again(pending, peer, reason, now)
         return effects + self._release(unwanted, now)
-
-    def _send_again(self, pending: Pending, lost: Peer, reason: str, now: float) -> list[Effect]:
-        """Give an idempotent request that was taken from its holder to another peer."""
-        peer = self.router.pick(pending.service)
-        if peer is None and not self.router.enqueue(pending.service, pending.wire_id, first=True):
-            return [self._lose(pending, lost, reason)]
-        pending.holder = b""
-        pending.resent = True
-        self.pending.open(pending)
-        self.counts.resent += 1
-        return [] if peer is None else [self._assign(pending, peer, now)]
 
     def _release(self, unanswered: list[Pending], now: float) -> list[Effect]:
         """Free the places of requests that were taken out, in backlogs and at their holders."""
@@ -480,14 +459,12 @@ class Router:
                 best = peer
         return best
 
-    def enqueue(self, service: str, wire_id: int, *, first: bool = False) -> bool:
-        """Queue a request, last or first; return False if the backlog is full."""
+    def enqueue(self, service: str, wire_id: int) -> bool:
+        """Queue a request; return False if the backlog is full."""
         backlog = self._services[service].backlog
         if len(backlog) >= self._max_backlog:
             return False
         backlog[wire_id] = None
-        if first:
-            backlog.move_to_end(wire_id, last=False)
         self.num_queued += 1
         return True
 

@@ -68,10 +68,9 @@ _CHANGE_CHANCE: Final = 0.5
 #: returns, and for those of all. A worker that computes says it later.
 _HELLO_TIMEOUT: Final = 1.0
 _ALL_HELLOS_TIMEOUT: Final = 0.05
-#: How often a request is asked whose worker was lost. The broker may send it to a second worker
-#: each time, so that one that kills whoever computes it ends five lives at most. Not fewer, as
-#: workers that died together are noticed one by one.
-_MAX_ASKS: Final = 3
+#: How often a request is asked whose worker was lost: one that kills whoever computes it ends as
+#: many lives. Not fewer, as workers that died together are noticed one by one.
+_MAX_ASKS: Final = 5
 
 
 class _Worker:
@@ -451,9 +450,7 @@ class PolicyConnections:
             # with the same worker. And who was busy just now is awake.
             to = self.discovery.sticky_for(asking.to) or to
         try:
-            asking.wire_id = self._broker.ask(
-                to, asking.type_name, asking.frames, timeout=left, idempotent=True
-            )
+            asking.wire_id = self._broker.ask(to, asking.type_name, asking.frames, timeout=left)
         except NoPeerError:
             self._held.append(asking)
             return

@@ -6,7 +6,7 @@ Requests travel over local links; weights and factories do not, they go over the
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -69,8 +69,6 @@ class ActionsChosen(Reply, frozen=True, kw_only=True):
 class ChooseActions(Request[ActionsChosen], frozen=True, kw_only=True):
     """Asks a policy. To ask twice does no harm: the state of rows is kept by who asks."""
 
-    idempotent: ClassVar[bool] = True
-
     policy_id: str
     num_rows: int
     explore: bool
@@ -97,8 +95,6 @@ class PolicyDescribed(Reply, frozen=True, kw_only=True):
 
 class DescribePolicy(Request[PolicyDescribed], frozen=True, kw_only=True):
     """Asks for what a policy is like."""
-
-    idempotent: ClassVar[bool] = True
 
     policy_id: str
     with_weights: bool = False
@@ -144,8 +140,6 @@ class PolicyWorkerCounts(Reply, frozen=True, kw_only=True):
 
 class GetPolicyStatistics(Request[PolicyWorkerCounts], frozen=True, kw_only=True):
     """Asks a worker for its counts."""
-
-    idempotent: ClassVar[bool] = True
 
 
 class OpenLocalLink(Notice, frozen=True, kw_only=True):

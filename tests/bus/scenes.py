@@ -44,8 +44,8 @@ def core_with(
     return core
 
 
-def ask(to: bytes | str = b"a", timeout: float = 1.0, *, idempotent: bool = False) -> Ask:
-    return Ask(to, "Step", timeout, FRAMES, idempotent)
+def ask(to: bytes | str = b"a", timeout: float = 1.0) -> Ask:
+    return Ask(to, "Step", timeout, FRAMES)
 
 
 def sent(peer: bytes, wire_id: int, ttl: float = 1.0, payload_type: str = "Step") -> Send:

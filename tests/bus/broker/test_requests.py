@@ -309,48 +309,12 @@ def test_each_way_to_leave_fails_what_was_held(event: Event, now: float, reason:
     assert core.peer_state(b"a") is PeerState.GONE
 
 
-def test_an_idempotent_request_goes_to_another_peer_once() -> None:
-    core = core_with("a", "b", "c")
-    assert sends(drive(core, [ask("env", idempotent=True)])) == [(b"a", 1)]
-    effects = drive(core, [PeerGone(b"a", "x")], now=0.25)
-    assert effects == [PeerLeft(b"a", "a", "x"), sent(b"b", 1, ttl=0.75)]
-    assert core.statistics().resent == 1
-    assert failures(drive(core, [PeerGone(b"b", "x")])) == {1: FailureCode.PEER_LOST}
-
-
-def test_a_request_that_is_not_idempotent_is_never_sent_again() -> None:
+def test_a_request_is_never_sent_again() -> None:
     core = core_with("a", "b")
     drive(core, [ask("env")])
     effects = drive(core, [PeerGone(b"a", "x")])
     assert sends(effects) == []
     assert failures(effects) == {1: FailureCode.PEER_LOST}
-
-
-def test_a_request_to_one_peer_is_not_sent_to_another_even_if_idempotent() -> None:
-    core = core_with("a", "b")
-    drive(core, [ask(b"a", idempotent=True)])
-    assert failures(drive(core, [PeerGone(b"a", "x")])) == {1: FailureCode.PEER_LOST}
-
-
-def test_requests_sent_again_go_before_those_that_wait() -> None:
-    core = core_with("a", "b", capacity=2)
-    drive(core, [ask("env", idempotent=True)] * 6)  # a: 1, 3; b: 2, 4; waiting: 5, 6
-    assert sends(drive(core, [PeerGone(b"a", "x")])) == []
-    assert sends(drive(core, [reply_from(b"b", 2), reply_from(b"b", 4)])) == [(b"b", 1), (b"b", 3)]
-
-
-def test_an_idempotent_request_that_cannot_be_sent_goes_to_another_peer() -> None:
-    core = core_with("a", "b")
-    drive(core, [ask("env", idempotent=True)])
-    assert sends(drive(core, [Unsendable(b"a", 1, FailureCode.PEER_LOST, "x")])) == [(b"b", 1)]
-
-
-def test_a_request_that_finds_no_room_at_another_peer_is_lost() -> None:
-    core = core_with("a", "b", config=BrokerConfig(max_backlog=1))
-    drive(core, [ask("env", idempotent=True)] * 3)
-    effects = drive(core, [PeerGone(b"a", "x")])
-    assert failures(effects) == {1: FailureCode.PEER_LOST}
-    assert sends(drive(core, [reply_from(b"b", 2)])) == [(b"b", 3)]
 
 
 def test_what_waits_for_a_service_fails_when_its_last_peer_leaves() -> None:

@@ -57,15 +57,6 @@ def test_the_backlog_is_bounded_and_first_come_first_served() -> None:
     assert router.num_queued == 0
 
 
-def test_a_request_can_go_back_to_the_front() -> None:
-    peer = ready("a", in_flight=1)
-    router = router_of(peer)
-    router.enqueue("env", 5)
-    router.enqueue("env", 1, first=True)
-    assert router.queued() == {1: "env", 5: "env"}
-    assert router.dequeue(peer) == 1
-
-
 def test_the_oldest_request_over_all_services_of_a_peer_comes_first() -> None:
     peer = ready("a", "x", "y", in_flight=1)
     router = router_of(peer, max_backlog=9)
