@@ -79,7 +79,8 @@ def render_summary(records: Mapping[str, Record]) -> str:
         if kind in records:
             parts += [conditions(records[kind]), _requests_table(records[kind])]
     if "profile" in records:
-        parts.append(_profile_table(records["profile"]))
+        parts += [conditions(records["profile"])]
+        parts += [_profile_table(records["profile"], way) for way in ("words", "messages")]
     return "\n".join(part for part in parts if part)
 
 
@@ -324,15 +325,15 @@ def _broken(row: Row) -> str:
     return text
 
 
-def _profile_table(record: Record) -> str:
-    rows = record["rows"]
+def _profile_table(record: Record, way: str) -> str:
+    rows = [row for row in record["rows"] if row["way"] == way]
     cases = list(dict.fromkeys((row["workload"], row["num_envs"]) for row in rows))
     values = {(row["piece"], row["workload"], row["num_envs"]): row["us"] for row in rows}
     body = [
         [piece, *(_microseconds(values.get((piece, *case))) for case in cases)]
         for piece in dict.fromkeys(row["piece"] for row in rows)
     ]
-    head = ["one vector step, us", *(f"{workload}, {_envs(n)}" for workload, n in cases)]
+    head = [f"one vector step by {way}, us", *(f"{workload}, {_envs(n)}" for workload, n in cases)]
     return _table(head, body)
 
 

@@ -1,7 +1,8 @@
 """Time stamps at the seams of one vector step, on both sides of the bus.
 
-The functions stamped are those that every step goes through: transport, codec, round. Stamps of
-driver and actors are comparable: `perf_counter_ns` is one clock for all processes of a host.
+The functions stamped are those that every step goes through: words in shared memory, or transport,
+codec and round. Stamps of driver and actors are comparable: `perf_counter_ns` is one clock for all
+processes of a host.
 Nothing here is imported, and nothing slowed down, unless a profile is taken.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,22 @@ from envbus.bus.process.pipe import PipeCodec
 from envbus.bus.transport.interface import PeerTransport, RouterTransport
 from envbus.bus.transport.local_link import LocalLinkPeer
 from envbus.bus.transport.local_router import LocalRouter
+from envbus.bus.transport.words import Doer
 from envbus.bus.transport.zmq_sockets import ZmqPeer, ZmqRouter
 from envbus.runner.engine.engine import Engine
 from envbus.runner.vector.lockstep import Lockstep
+from envbus.runner.workers.step_words import StepWords
 
-__all__ = ["ActorStep", "DriverStep", "driver_probes", "install_probes", "take_steps"]
+__all__ = [
+    "ActorStep",
+    "DriverStep",
+    "DriverWordStep",
+    "driver_probes",
+    "install_probes",
+    "take_steps",
+    "take_word_steps",
+    "word_probes",
+]
 
 _clock = time.perf_counter_ns
 
@@ -50,12 +62,26 @@ class DriverStep:
     collected: int = 0
 
 
+@dataclass
+class DriverWordStep:
+    """Stamps of one step by words in the driver, in nanoseconds."""
+
+    number: int
+    asking: int
+    asked: int = 0
+    #: When it saw that all have stepped; 0: the step became one of messages.
+    answered: int = 0
+
+
 class _ActorLog:
-    """What an actor's process has stamped. One per process; emptied by `take_steps`."""
+    """What an actor's process has stamped. One per process; emptied by `take_...`."""
 
     def __init__(self) -> None:
         self.identity = b""
         self.steps: list[ActorStep] = []
+        #: By number of a step by words, when it was taken and when it was answered.
+        self.word_steps: dict[int, tuple[int, int]] = {}
+        self._taken = 0
         self._received = self._decoded = self._stepped = self._encoded = 0
         self._is_step = False
 
@@ -87,6 +113,17 @@ class _ActorLog:
             )
             self._is_step = False
 
+    def take(self, original: Callable[..., Any], words: Doer) -> object:
+        self._taken = _clock()
+        return original(words)
+
+    def answer(
+        self, original: Callable[..., Any], words: Doer, number: int, *, has_more: bool
+    ) -> object:
+        is_asleep = original(words, number, has_more=has_more)
+        self.word_steps[number] = self._taken, _clock()
+        return is_asleep
+
 
 _actor_log = _ActorLog()
 
@@ -98,6 +135,8 @@ def install_probes(_: object) -> None:
             setattr(owner, name, _probed(getattr(owner, name), getattr(_actor_log, name)))
     for name in ("decode", "encode"):
         setattr(PipeCodec, name, _probed(getattr(PipeCodec, name), getattr(_actor_log, name)))
+    for name in ("take", "answer"):
+        setattr(Doer, name, _probed(getattr(Doer, name), getattr(_actor_log, name)))
 
 
 def take_steps(_: object) -> tuple[bytes, list[tuple[int, ...]]]:
@@ -107,6 +146,12 @@ def take_steps(_: object) -> tuple[bytes, list[tuple[int, ...]]]:
         (step.received, step.decoded, step.stepped, step.encoded, step.sent) for step in steps
     ]
     return _actor_log.identity, stamps
+
+
+def take_word_steps(_: object) -> dict[int, tuple[int, int]]:
+    """Return, by number, when this actor took and answered steps by words since the last call."""
+    steps, _actor_log.word_steps = _actor_log.word_steps, {}
+    return steps
 
 
 @contextlib.contextmanager
@@ -146,11 +191,43 @@ def driver_probes() -> Iterator[list[DriverStep]]:
         (LocalRouter, "send", send),
         (LocalRouter, "receive", receive),
     ]
+    with _put_in(seams):
+        yield steps
+
+
+@contextlib.contextmanager
+def word_probes() -> Iterator[list[DriverWordStep]]:
+    """Stamp the driver's side of steps by words inside the context; yields the list that fills."""
+    steps: list[DriverWordStep] = []
+
+    def begin(original: Callable[..., Any], words: StepWords) -> object:
+        asking = _clock()
+        number = original(words)
+        steps.append(DriverWordStep(number, asking))
+        return number
+
+    def ask(original: Callable[..., Any], words: StepWords) -> None:
+        original(words)
+        steps[-1].asked = _clock()
+
+    def wait(original: Callable[..., Any], words: StepWords) -> object:
+        have_all = original(words)
+        if have_all:
+            steps[-1].answered = _clock()
+        return have_all
+
+    with _put_in([(StepWords, "begin", begin), (StepWords, "ask", ask), (StepWords, "wait", wait)]):
+        yield steps
+
+
+@contextlib.contextmanager
+def _put_in(seams: Sequence[tuple[type, str, Callable[..., object]]]) -> Iterator[None]:
+    """Put probes into methods inside the context."""
     originals = [getattr(owner, name) for owner, name, _ in seams]
     for (owner, name, probe), original in zip(seams, originals, strict=True):
         setattr(owner, name, _probed(original, probe))
     try:
-        yield steps
+        yield
     finally:
         for (owner, name, _), original in zip(seams, originals, strict=True):
             setattr(owner, name, original)

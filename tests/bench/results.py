@@ -135,8 +135,15 @@ def broken_row(variant: str, raised: str, surfaced: float, close_error: str) -> 
     }
 
 
-def profile_row(piece: str, us: float) -> dict[str, Any]:
-    return {"workload": "null", "num_envs": 8, "piece": piece, "status": "ok", "us": us}
+def profile_row(piece: str, us: float, way: str = "words") -> dict[str, Any]:
+    return {
+        "way": way,
+        "workload": "null",
+        "num_envs": 8,
+        "piece": piece,
+        "status": "ok",
+        "us": us,
+    }
 
 
 def record(kind: str, rows: list[dict[str, Any]]) -> Record:

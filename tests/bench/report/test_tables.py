@@ -60,12 +60,15 @@ def test_other_kinds_have_tables_of_their_own() -> None:
             "startup": record("startup", [start_row(64, "envbus_shm", 2, 0.5, 150.0)]),
             "bus": record("bus", [bus_row("signal", "pyzmq", 40.0)]),
             "policy": record("policy", [policy_row("1 row", "policy worker", 120.0)]),
-            "profile": record("profile", [profile_row("send", 12.0)]),
+            "profile": record(
+                "profile", [profile_row("ask", 2.0), profile_row("send", 12.0, way="messages")]
+            ),
         }
     )
     assert "| 64 | envbus BusVectorEnv, 2 actors | 0.50 | 150 | 150 | 300 | 3 |" in text
     assert "| 1 row | policy worker | 120.0 | 240.0 |" in text
     assert "| signal | pyzmq | 40.0 | 80.0 | 25,000 |" in text
+    assert "| one vector step by words, us | null, 8 envs |\n|---|---:|\n| ask | 2.0 |\n" in text
     assert "| send | 12.0 |" in text
 
 
