@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from envbus.runner.engine.engine import LOOK_INTERVAL, Engine
+from envbus.runner.engine.engine import Engine
 from envbus.runner.engine.env_results import Infos
 from envbus.runner.vector.lockstep import Lockstep, PendingVerb
 from envbus.runner.vector.lockstep_recycling import LockstepRecycling
@@ -20,6 +20,8 @@ from envbus.runner.workers.worker import ActorState
 
 __all__ = ["QuickSteps"]
 
+#: Seconds after which a step goes by message: processes and their memory are looked after then.
+_LOOK_INTERVAL: Final = 0.1
 #: Most steps that go by message because those before had more to tell.
 _LONGEST_BREAK: Final = 64
 
@@ -88,7 +90,7 @@ class QuickSteps:
             )
         ):
             self._lockstep.is_quiet = True
-            self._look_at = time.monotonic() + LOOK_INTERVAL
+            self._look_at = time.monotonic() + _LOOK_INTERVAL
 
     def step(self, actions: Any) -> bool:
         """Step all envs; return whether all that came of it stands in the rows.
