@@ -140,7 +140,7 @@ def test_a_quota_is_of_one_kind_and_not_negative() -> None:
     assert (Quota.of(None, 3).num_env_steps, Quota.of(None, 3).num_episodes) == (None, 3)
     with pytest.raises(ValueError, match="not both"):
         Quota.of(1, 1)
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="num_episodes must be at least 0, not -1"):
         Quota.of(None, -1)
 
 
