@@ -517,6 +517,8 @@ def test_a_stopped_watchdog_ends_with_the_server_that_it_watches_for(
         (server,) = set(psutil.Process().children()) - set(before)
         wait_until(lambda: bool(server.children()), "the watchdog")
         (watchdog,) = server.children()
+        # Only a process that looks out sleeps: before, its parent's end would not end it.
+        wait_until(lambda: watchdog.status() == psutil.STATUS_SLEEPING, "that it looks out")
         watchdog.suspend()
         server.kill()
         wait_until(lambda: not is_alive(watchdog.pid), "the watchdog's end")
