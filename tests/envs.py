@@ -87,6 +87,22 @@ class HangingEnv(_FaultyEnv):
         threading.Event().wait()
 
 
+class OldEnv(CountingEnv):
+    """A `CountingEnv` of the old Gym API; `limited`: its episodes end by a time limit."""
+
+    def __init__(self, length: int = 3, *, limited: bool = False) -> None:
+        super().__init__(length)
+        self.limited = limited
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0]
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        info = {"TimeLimit.truncated": True} if self.limited else {}
+        return observation, reward, terminated or truncated, info
+
+
 class InPlaceEnv(CountingEnv):
     """A `CountingEnv` that returns the same array and the same info each time, changed in place.
 

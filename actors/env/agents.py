@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 from envbus.actors.arrays.agent_spaces import AgentID, AgentSpaces, RecordSpace
 from envbus.actors.arrays.copies import own
 from envbus.actors.arrays.spaces import Plain, to_plain
+from envbus.actors.env.old_gym import CUT_SHORT, note_old_api, takes
 from envbus.bus.brief import brief
 
 __all__ = ["ALL", "AgentsEnv", "in_agents_env"]
@@ -96,6 +97,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         self._derive_all = derive_all
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
+        self._takes = takes(env.reset)
         #: By agent, shapes of the rewards of this episode that are arrays.
         self._reward_shapes: dict[AgentID, tuple[int, ...]] = {}
         agents = _possible_agents(env)
@@ -108,10 +110,15 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         """Reset the env; return the record and an empty info.
 
         Raises:
-            TypeError: The env returned something else than two dicts.
+            TypeError: The env returned something else than two dicts, or one of the old Gym API.
         """
-        given = {"seed": seed, "options": options}
-        result = self.inner.reset(**{k: v for k, v in given.items() if v is not None})
+        given: dict[str, Any] = {"seed": seed, "options": options}
+        given = {name: value for name, value in given.items() if value is not None}
+        if "seed" in given and "seed" not in self._takes:  # the old API
+            seed_by_method = getattr(self.inner, "seed", None)
+            if callable(seed_by_method):
+                seed_by_method(given.pop("seed"))
+        result = self.inner.reset(**given)
         observations, infos = self._dicts("reset", result, ["observations", "infos"])
         self._reward_shapes.clear()
         record = {
@@ -128,8 +135,8 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         """Step the env by `{agent: action}`, which may be empty.
 
         Raises:
-            TypeError: The env returned something else than five dicts, or a reward that cannot be
-                added to others.
+            TypeError: The env returned something else than five dicts, or four of the old Gym API,
+                or a reward that cannot be added to others.
             ValueError: "__all__" is missing from its flags, or stands where agents stand; or an
                 agent's rewards are arrays of different shapes.
         """
@@ -220,6 +227,8 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
     def _dicts(self, verb: str, result: object, names: list[str]) -> list[dict[Any, Any]]:
         """Return plain dicts of what `verb` returned: a defaultdict would not cross a socket."""
         if not isinstance(result, tuple) or len(result) != len(names):
+            result = self._of_old_api(verb, result)
+        if not isinstance(result, tuple) or len(result) != len(names):
             came = f"{len(result)} values" if isinstance(result, tuple) else _kind(result)
             raise TypeError(f"{self}: {verb} must return {', '.join(names)}; got {came}")
         for name, found in zip(names, result, strict=True):
@@ -230,6 +239,17 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             if ALL in found and name in ("observations", "rewards"):
                 raise ValueError(f"{self}: {name} of {verb} have an agent called {ALL!r}")
         return [dict(cast("Mapping[Any, Any]", found)) for found in result]
+
+    def _of_old_api(self, verb: str, result: object) -> object:
+        """Return in today's form what `verb` has returned in that of the old API, or as it is."""
+        told = result
+        if verb == "reset" and isinstance(result, Mapping):
+            told = result, {agent: {} for agent in result}
+        elif verb == "step" and isinstance(result, tuple) and len(result) == 4:
+            told = _five_dicts(*result)
+        if told is not result:
+            note_old_api(self.unwrapped)
+        return told
 
 
 class TurnEnv:
@@ -303,6 +323,20 @@ class TurnEnv:
                 break
             env.step(None)
         return observations, rewards, terminateds, truncateds, infos
+
+
+def _five_dicts(
+    observations: Any, rewards: Any, dones: Any, infos: Any
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the five dicts that four of the old API mean: who is done by a time limit is cut."""
+    if not isinstance(dones, Mapping) or not isinstance(infos, Mapping):
+        return observations, rewards, dones, {ALL: False}, infos  # it is told what is wrong
+    limited = {a for a, info in infos.items() if isinstance(info, Mapping) and info.get(CUT_SHORT)}
+    if limited:
+        limited.add(ALL)
+    truncateds = {agent: bool(done) and agent in limited for agent, done in dones.items()}
+    terminateds = {agent: bool(done) and not truncateds[agent] for agent, done in dones.items()}
+    return observations, rewards, terminateds, truncateds, infos
 
 
 def _derive_all(

@@ -22,6 +22,7 @@ from envbus.actors.arrays.copies import own, own_deeply
 from envbus.actors.arrays.rows import ObservationRows
 from envbus.actors.arrays.spaces import Element, Space, structurer
 from envbus.actors.arrays.spaces import leaves as leaves_of
+from envbus.actors.env.old_gym import OldGymEnv, five_values, is_with_info
 from envbus.actors.env.renewal import NoEnv, check_fits, close_within
 from envbus.actors.env.slot_group import (
     Exchange,
@@ -209,7 +210,9 @@ class EnvSlots(SlotGroup):
                     observation, reward, terminated, truncated, info = returned
                     goes_on = not (terminated or truncated)
                 except (TypeError, ValueError):
-                    raise self._misfit(slot, "step", returned, _STEP_PARTS) from None
+                    five = self._five_of_four(slot, returned)
+                    observation, reward, terminated, truncated, info = five
+                    goes_on = not (terminated or truncated)
                 if not goes_on:
                     # Arrays, maybe, to which a reset may write.
                     reward, terminated, truncated = own((reward, terminated, truncated))
@@ -380,9 +383,43 @@ class EnvSlots(SlotGroup):
         return observation, own(info)
 
     def _parts_of_reset(self, slot: int, returned: Any) -> tuple[Element, Info]:
-        if isinstance(returned, (tuple, list)) and len(returned) == len(_RESET_PARTS):
+        if is_with_info(returned):
             return returned[0], returned[1]
+        if self._is_observation(slot, returned):
+            self._wrap_old(slot)
+            return returned, {}
+        if isinstance(returned, (tuple, list)) and len(returned) == len(_RESET_PARTS):
+            return returned[0], returned[1]  # the info is wrong, which is told later
         raise self._misfit(slot, "reset", returned, _RESET_PARTS)
+
+    def _is_observation(self, slot: int, returned: Any) -> bool:
+        """Return whether what a reset has returned is an observation alone."""
+        rows, exchange = self._rows, self._bound()
+        assert rows is not None
+        try:
+            if rows.is_ragged:  # any value can be kept
+                return exchange.observation_space.contains(returned)
+            rows.convert(slot, returned)
+        except Exception:  # a custom space may have any code
+            return False
+        return True
+
+    def _five_of_four(self, slot: int, returned: Any) -> tuple[Any, Any, bool, bool, Info]:
+        """Return the five values that an env of the old API means; later steps need no look.
+
+        Raises:
+            TypeError, ValueError: It has returned something else.
+        """
+        five = five_values(returned)
+        if five is None:
+            raise self._misfit(slot, "step", returned, _STEP_PARTS) from None
+        self._wrap_old(slot)
+        return five
+
+    def _wrap_old(self, slot: int) -> None:
+        """Have an env whose step or reset is of the old API give Gymnasium's form."""
+        self._envs[slot] = OldGymEnv(self._envs[slot])
+        self._refresh([slot])
 
     def _misfit(
         self, slot: int, verb: str, returned: object, parts: Sequence[str]

@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 from envbus.actors.env.agents import in_agents_env
 from envbus.actors.env.import_rule import ImportRule
 from envbus.bus.errors import ConfigError
+from envbus.actors.env.old_gym import in_new_api
 from envbus.bus.wire.codec import register_struct
 
 __all__ = [
@@ -209,7 +210,9 @@ def make(source: EnvSource, rule: ImportRule | None = None) -> AnyEnv:
     else:
         env = source()
     env = in_agents_env(env)
-    if isinstance(env, gymnasium.Env | VectorEnv):
+    if isinstance(env, gymnasium.Env):
+        return in_new_api(env)
+    if isinstance(env, VectorEnv):
         return env
     raise TypeError(
         f"expected a gymnasium.Env or a gymnasium.vector.VectorEnv from {_name(source)}, got "

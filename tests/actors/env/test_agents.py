@@ -137,7 +137,9 @@ def test_an_episode_that_is_cut_is_truncated_not_terminated() -> None:
 @pytest.mark.parametrize(
     ("result", "error", "text"),
     [
-        (({}, {}, {}, {}), TypeError, "must return observations, rewards.*got 4 values"),
+        (({}, {}, {}), TypeError, "must return observations, rewards.*got 3 values"),
+        (({}, {}, 1, {}), TypeError, "terminateds of step must be a dict"),
+        (({}, {}, {"a": True}, {}), ValueError, "terminateds without '__all__'"),
         (None, TypeError, "got a builtins.NoneType"),
         ((1, {}, NOT_OVER, NOT_OVER, {}), TypeError, "observations of step must be a dict"),
     ],
@@ -147,6 +149,46 @@ def test_what_a_step_returned_wrongly_is_named(result: Any, error: Any, text: st
     env.reset()
     with pytest.raises(error, match=text):
         env.step({})
+
+
+class OldDictEnv:
+    """Of the old API: plays a script of four dicts per step; its `reset` takes no seed."""
+
+    possible_agents = DictEnv.possible_agents
+    observation_spaces = DictEnv.observation_spaces
+    action_spaces = DictEnv.action_spaces
+
+    def __init__(self, script: list[tuple[Any, ...]]) -> None:
+        self.script = script
+        self.seeds: list[int] = []
+
+    def seed(self, seed: int) -> None:
+        self.seeds.append(seed)
+
+    def reset(self) -> Any:
+        return {"a": 0, "b": 0}
+
+    def step(self, actions: Any) -> Any:
+        return self.script.pop(0)
+
+
+def test_several_agents_may_have_the_old_api_too() -> None:
+    limit = {"TimeLimit.truncated": True}
+    steps: list[tuple[Any, ...]] = [
+        ({"a": 0, "b": 0}, {"a": 1.0}, {"a": False, "__all__": False}, {}),
+        ({"a": 0, "b": 0}, {"a": 1.0}, {"a": True, "b": True, "__all__": True}, {"b": limit}),
+    ]
+    inner = OldDictEnv(steps)
+    env = wrap(inner)
+    record, _ = env.reset(seed=3)
+    assert record["infos"] == {"a": {}, "b": {}}
+    record, *_ = env.step({})
+    assert record["terminateds"] == {"a": False, "__all__": False}
+    record, _, terminated, truncated, _ = env.step({})
+    assert (terminated, truncated) == (False, True)
+    assert record["terminateds"] == {"a": True, "b": False, "__all__": False}
+    assert record["truncateds"] == {"a": False, "b": True, "__all__": True}
+    assert inner.seeds == [3]
 
 
 def test_flags_are_booleans_whatever_an_env_makes_of_them() -> None:

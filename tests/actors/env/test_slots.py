@@ -11,11 +11,12 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import TimeLimit
 
 from envbus.actors.arrays.blocks import BlockLayout, Blocks
+from envbus.actors.env.old_gym import OldGymEnv
 from envbus.actors.env.slot_group import Exchange
 from envbus.actors.env.slots import EnvSlots
 from envbus.actors.testing import CountingEnv
 from tests.actors.driver import Anything
-from tests.envs import FailingEnv, SpaceEnv
+from tests.envs import FailingEnv, OldEnv, SpaceEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = (
     AutoresetMode.NEXT_STEP,
@@ -289,7 +290,11 @@ class WrongEnv(CountingEnv):
         ((np.zeros(4), 0.0, False, False, None), "info must be a dict, got NoneType"),
         ((np.zeros(4), 0.0, False, False, [1]), "info must be a dict, got list"),
         (
-            (np.zeros(4), 0.0, False, {}),
+            (np.zeros(4), 0.0, False, False),
+            r"env 101: its step returned 4 values, expected \(observation, reward, terminated, ",
+        ),
+        (
+            (np.zeros(4), 0.0, np.zeros(2, bool), {}),
             r"env 101: its step returned 4 values, expected \(observation, reward, terminated, ",
         ),
         (None, r"env 101: its step returned None, expected \(observation, reward, terminated, "),
@@ -346,8 +351,8 @@ SEEN = np.zeros(4, np.float32)
 @pytest.mark.parametrize(
     ("returned", "came"),
     [
-        (SEEN, "a ndarray"),
         (np.zeros(2, np.float32), "a ndarray"),
+        ("abc", "a str"),
         (None, "None"),
         ((SEEN, {}, 1), "3 values"),
     ],
@@ -367,6 +372,63 @@ def test_a_reset_of_another_form_says_what_came_and_what_is_expected(
     message = f"env 100: its reset returned {came}, expected (observation, info)"
     assert [error.message for error in errors] == [message] * 2
     assert [error.phase for error in errors] == ["reset", "autoreset"]
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_an_env_of_the_old_api_gives_what_one_of_today_gives(mode: AutoresetMode) -> None:
+    old, new = started(OldEnv(1), mode=mode), started(CountingEnv(1), mode=mode)
+    for action in range(1, 5):
+        ours, theirs = old.act(action), new.act(action)
+        assert ours.errors == theirs.errors == []
+        assert old.rows == new.rows
+        assert old.blocks.rewards.tolist() == new.blocks.rewards.tolist()
+        ended = [new.blocks.terminations[0] or new.blocks.truncations[0]]
+        assert old.blocks.terminations.tolist() == ended
+        assert old.blocks.truncations.tolist() == [False]
+        if mode is DISABLED and ended[0]:
+            for bench in (old, new):
+                assert bench.slots.reset(None, None, None).errors == []
+
+
+def test_an_episode_that_a_time_limit_has_ended_is_truncated_in_the_old_api_too() -> None:
+    env = OldEnv(2, limited=True)
+    bench = started(env)
+    bench.act(1)
+    assert bench.blocks.truncations.tolist() == [False]
+    bench.act(1)
+    assert bench.blocks.terminations.tolist() == [False]
+    assert bench.blocks.truncations.tolist() == [True]
+
+
+def test_an_env_of_the_old_api_is_wrapped_once_and_so_is_the_one_in_its_place() -> None:
+    slots = EnvSlots([OldEnv(9)], NEXT_STEP, [lambda: OldEnv(9)], first_env_id=100)
+    bench = Bench(OldEnv(9))
+    layout = bench.blocks
+    slots.bind(Exchange(CountingEnv.observation_space, CountingEnv.action_space, layout))
+    for _ in range(2):
+        assert slots.reset(None, None, None).errors == []
+        assert slots.step(None, None, [1]).errors == []
+        (env,), errors = slots.execute(None, lambda env: [type(env), type(env.env)], (), {})
+        assert (env, errors) == ([OldGymEnv, OldEnv], [])
+        assert slots.rebuild(None, 1.0) == []
+
+
+class BareEnv(SpaceEnv):
+    """Its `reset` returns an observation without an info."""
+
+    def reset(self, **kwargs: Any) -> Anything:
+        return super().reset(**kwargs)[0]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Tuple([spaces.Discrete(5), spaces.Discrete(5)]), spaces.Text(5)],
+    ids=["two parts", "no fixed size"],
+)
+def test_an_observation_without_an_info_may_be_of_any_space(space: spaces.Space[Any]) -> None:
+    bench = Bench(BareEnv(space, spaces.Discrete(2)))
+    assert bench.slots.reset(None, None, None).errors == []
+    assert bench.act(1).errors == []
 
 
 def test_an_env_whose_last_observation_is_wrong_is_reset_all_the_same() -> None:

@@ -79,6 +79,18 @@ def test_what_is_no_source_is_refused(value: object) -> None:
         parse_source(value)
 
 
+def reset_without_arguments(env: CountingEnv) -> Any:
+    return CountingEnv.reset(env)[0]
+
+
+def test_an_env_whose_reset_takes_no_seed_is_wrapped() -> None:
+    class Old(CountingEnv):
+        reset: Any = reset_without_arguments
+
+    observation, info = make(Old).reset(seed=3)
+    assert (observation.tolist(), info) == ([1.0, 0.0, 0.0, 3.0], {})
+
+
 def test_an_env_in_the_place_of_a_factory_is_explained() -> None:
     with pytest.raises(ConfigError, match="a function that makes the env, not the env itself"):
         parse_source(CountingEnv())

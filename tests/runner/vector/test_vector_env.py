@@ -23,13 +23,14 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from envbus.actors.env.old_gym import OldGymEnv
 from envbus.actors.testing import CountingEnv, InfoEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner import BusVectorEnv, env_errors
 from envbus.runner.engine.env_results import ObservationStore
 from envbus.runner.testing import assert_same, assert_same_trajectory
 from envbus.runner.workers.config import Timeouts
-from tests.envs import FailingEnv, SpaceEnv
+from tests.envs import FailingEnv, OldEnv, SpaceEnv
 from tests.integration.group_children import wait_until
 from tests.runner.pool_envs import PATIENCE, GatedEnv, noted, still_alive
 from tests.waiting import pass_time
@@ -71,6 +72,18 @@ def test_envs_may_be_ids_import_paths_and_callables(make: Make) -> None:
     np.testing.assert_array_equal(observations, [expected] * 3)
     # Only an id and who makes by it have a spec; a class that is called by its path has none.
     assert [spec is None for spec in envs.get_attr("spec")] == [False, False, True]
+
+
+@both_ways
+def test_envs_of_the_old_gym_api_are_stepped_as_others_are(make: Make, shared_memory: bool) -> None:
+    envs = make([OldEnv, partial(OldEnv, limited=True)], shared_memory, num_actors=1)
+    assert envs.reset(seed=5)[0][:, 3].tolist() == [5, 6]
+    for step in (1, 2, 3):
+        observations, rewards, terminations, truncations, _ = envs.step([7, 8])
+        assert observations[:, :3].tolist() == [[1, step, 7], [1, step, 8]]
+        assert rewards.tolist() == [10 + step] * 2
+    assert (terminations.tolist(), truncations.tolist()) == ([True, False], [False, True])
+    assert envs.env_is_wrapped(OldGymEnv) == [True, True]
 
 
 def test_no_env_is_built_in_this_process(make: Make) -> None:
