@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
@@ -18,8 +19,8 @@ from gymnasium.vector import VectorEnv
 
 from envbus.actors.env.agents import in_agents_env
 from envbus.actors.env.import_rule import ImportRule
-from envbus.bus.errors import ConfigError
 from envbus.actors.env.old_gym import in_new_api
+from envbus.bus.errors import ConfigError
 from envbus.bus.wire.codec import register_struct
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "EnvSource",
     "GymId",
     "LocalRegistry",
+    "by_index",
     "from_plain",
     "keep",
     "local_registry",
@@ -64,6 +66,8 @@ class EntryPoint:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     #: Modules to import first.
     modules: tuple[str, ...] = ()
+    #: Positional arguments of the call.
+    args: tuple[Any, ...] = ()
 
 
 #: The first two can go over a socket; a callable only over the pipe of a local actor.
@@ -92,7 +96,8 @@ def parse_source(
     if isinstance(value, GymId):
         return GymId(value.id, {**value.kwargs, **extra}, value.modules + also, value.num_envs)
     if isinstance(value, EntryPoint):
-        return EntryPoint(value.target, {**value.kwargs, **extra}, value.modules + also)
+        merged = {**value.kwargs, **extra}
+        return EntryPoint(value.target, merged, value.modules + also, value.args)
     if isinstance(value, str):
         module, colon, name = value.partition(":")
         if not (name if colon else value) or ":" in name or (colon and not _is_dotted_name(module)):
@@ -114,6 +119,37 @@ def parse_source(
     )
 
 
+def by_index(value: object, num_envs: int, kwargs: Mapping[str, Any] | None = None) -> list[Any]:
+    """Return `num_envs` sources of one factory, which is called with 0, 1, 2, ...
+
+    Each source keeps its number: an env that is made again is made with the same one.
+
+    Args:
+        value: A function whose first argument is the number, or its import path.
+        num_envs: How many.
+        kwargs: Further keyword arguments of the call.
+
+    Raises:
+        ConfigError: `value` is no such function, as far as that can be told without an import.
+    """
+    source = parse_source(value, kwargs)
+    if isinstance(source, GymId):
+        raise ConfigError(
+            f"the id {source.id!r} is no function that could be called with each env's index; "
+            f"a list has one id per env: [{source.id!r}] * {num_envs}"
+        )
+    if isinstance(source, EntryPoint):
+        args = source.args
+        return [dataclasses.replace(source, args=(i, *args)) for i in range(num_envs)]
+    if (why_not := _why_not_by_index(source)) is not None:
+        raise ConfigError(
+            f"{_name(source)} is called with each env's index, and {why_not}; a list has one "
+            f"factory without argument per env: [make_env] * {num_envs}"
+        )
+    factory = cast("Callable[..., AnyEnv]", source)
+    return [functools.partial(factory, index) for index in range(num_envs)]
+
+
 def to_plain(source: EnvSource) -> object:
     """Return `source` as plain data, or, a callable, as it is."""
     if isinstance(source, GymId):
@@ -124,11 +160,12 @@ def to_plain(source: EnvSource) -> object:
             "num_envs": source.num_envs,
         }
     if isinstance(source, EntryPoint):
-        return {
+        plain: dict[str, object] = {
             "call": source.target,
             "kwargs": dict(source.kwargs),
             "modules": list(source.modules),
         }
+        return plain | ({"args": list(source.args)} if source.args else {})
     return source
 
 
@@ -176,7 +213,7 @@ def from_plain(plain: object) -> EnvSource:
         if isinstance(plain.get("gym"), str):
             return GymId(plain["gym"], kwargs, modules, plain.get("num_envs"))
         if isinstance(plain.get("call"), str):
-            return EntryPoint(plain["call"], kwargs, modules)
+            return EntryPoint(plain["call"], kwargs, modules, tuple(plain.get("args") or ()))
     elif callable(plain):
         return cast("Callable[[], AnyEnv]", plain)
     raise ValueError(f"not the plain form of an env source: {str(plain)[:200]}")
@@ -239,6 +276,30 @@ def register_missing(specs: Iterable[EnvSpec] | Mapping[str, EnvSpec]) -> None:
         gymnasium.registry.setdefault(spec.id, spec)
 
 
+def _why_not_by_index(factory: Callable[..., Any]) -> str | None:
+    """Return why a factory is not one of an env's index; None: it may be one.
+
+    An argument with a default is another one, such as a class' first option: the index must not be
+    taken for that in silence.
+    """
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # of something built in
+        return None
+    first = next(iter(signature.parameters.values()), None)
+    if first is None:
+        return "takes no argument"
+    if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        return "takes none by position"
+    if first.default is not first.empty:
+        return f"its first argument, {first.name!r}, has a default"
+    try:
+        signature.bind(0)
+    except TypeError as exc:
+        return f"cannot be: {exc}"
+    return None
+
+
 def _is_dotted_name(name: str) -> bool:
     return all(part.isidentifier() for part in name.split("."))
 
@@ -273,9 +334,10 @@ def _call_target(source: EntryPoint, rule: ImportRule | None) -> object:
                 rule.check_found(source.target, target)
     except AttributeError:
         # "module:Env" may also be an id without its version, as `gymnasium.make` takes it.
-        if name in gymnasium.registry or any(
+        is_id = name in gymnasium.registry or any(
             spec.name == name and spec.namespace is None for spec in gymnasium.registry.values()
-        ):
+        )
+        if is_id and not source.args:
             if rule is not None:
                 rule.check_id(name)
             return gymnasium.make(name, **source.kwargs)
@@ -284,7 +346,7 @@ def _call_target(source: EntryPoint, rule: ImportRule | None) -> object:
         ) from None
     if not callable(target):
         raise TypeError(f"{source.target!r} is not callable: it is {_name(target)}")
-    return target(**source.kwargs)
+    return target(*source.args, **source.kwargs)
 
 
 def _name(value: object) -> str:

@@ -39,7 +39,7 @@ from envbus.runner.workers.config import (
     ActorSettings,
     FleetConfig,
     choose_autoreset_mode,
-    list_of,
+    env_sources,
     with_settings,
 )
 from envbus.runner.workers.local_fleet import make_fleet
@@ -77,11 +77,12 @@ class ActorPool(StaysHere):
     One thread creates, uses and closes it.
 
     Args:
-        env_fns: As in `BusVectorEnv`.
+        env_fns: As in `BusVectorEnv`; with `num_envs` one function of an env's index.
         shared_memory: Exchange arrays of fixed size through shared memory.
         context: None, "fork", "forkserver" or "spawn".
         autoreset_mode: What happens at the end of an episode. DISABLED: reset the env yourself.
         max_concurrency: Most envs that step at one time.
+        num_envs: How many envs the function `env_fns` makes; None: it is a sequence.
         all_or_nothing: Raise a `RestartLimitError` when an env is given up, instead of going on
             with the others.
         **settings: About the actors, as of `BusVectorEnv`: `num_actors`, `restart` and all else
@@ -97,16 +98,19 @@ class ActorPool(StaysHere):
     @with_settings
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]] | str | Any],
+        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]] | str | Any]
+        | Callable[[int], gymnasium.Env[Any, Any] | Any]
+        | str,
         *,
         shared_memory: bool = True,
         context: str | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
+        num_envs: int | None = None,
         all_or_nothing: bool = False,
         **settings: Unpack[ActorSettings],
     ) -> None:
-        sources = list_of("env_fns", env_fns, '["CartPole-v1"] * 8')
+        sources = env_sources("env_fns", env_fns, num_envs, '["CartPole-v1"] * 8')
         if not sources:
             raise ValueError("`env_fns` is empty; pass one factory or id per env")
         self.closed = False

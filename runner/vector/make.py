@@ -13,20 +13,26 @@ from typing import Any, Final, Literal
 import gymnasium
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.env.source import AnyEnv, EntryPoint, EnvSource, GymId, make, parse_source
+from envbus.actors.env.source import (
+    AnyEnv,
+    EntryPoint,
+    EnvSource,
+    GymId,
+    by_index,
+    make,
+    parse_source,
+)
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.settings import positive_int
 from envbus.runner.vector.vector_env import BusVectorEnv
-from envbus.runner.workers.config import Timeouts, check_kind
+from envbus.runner.workers.config import MOST_ENVS, Timeouts, check_kind
 
 __all__ = ["make_vec"]
 
 #: What `make_vec` hands to the vector env, if it is given.
-_SETTINGS: Final = frozenset(inspect.signature(BusVectorEnv).parameters) - {"env_fns"}
-#: More are a mistake.
-_MOST_ENVS: Final = 1_000_000
+_SETTINGS: Final = frozenset(inspect.signature(BusVectorEnv).parameters) - {"env_fns", "num_envs"}
 
 
 def make_vec(
@@ -40,6 +46,7 @@ def make_vec(
     wrappers: Sequence[Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]] = (),
     env_kwargs: Mapping[str, Any] | None = None,
     vector_kwargs: Mapping[str, Any] | None = None,
+    with_index: bool = False,
     **others: Any,
 ) -> BusVectorEnv:
     """Return a vector env of `num_envs` equal envs.
@@ -60,6 +67,8 @@ def make_vec(
         wrappers: Applied to each env, the first one innermost.
         env_kwargs: Arguments of the env's constructor, whatever their names.
         vector_kwargs: Arguments of `BusVectorEnv`, as `gymnasium.make_vec` has them.
+        with_index: Call the factory with each env's index, from 0, before all other arguments. It
+            is not told by the signature, where the index could be taken for a missing argument.
         **others: Further arguments of `BusVectorEnv`, or of the env's constructor.
 
     Raises:
@@ -68,7 +77,7 @@ def make_vec(
             is imported to look at a constructor.
         Exception: What the env's constructor raised, and what `BusVectorEnv` raises.
     """
-    num_envs = positive_int("num_envs", num_envs, most=_MOST_ENVS)
+    num_envs = positive_int("num_envs", num_envs, most=MOST_ENVS)
     named = {
         "num_actors": num_actors,
         "restart": restart,
@@ -85,11 +94,18 @@ def make_vec(
     given: Any = wrappers
     if given and not (isinstance(given, Sequence) and all(map(callable, given))):
         raise ConfigError(f"wrappers are a list of functions of an env, not {brief(wrappers)}")
-    one = _wrapped(source, tuple(wrappers)) if wrappers else source
+    check_kind("with_index", with_index, bool, example="True")
+    if with_index:
+        sources = by_index(source, num_envs)
+        sources = [_wrapped(one, tuple(wrappers)) for one in sources] if wrappers else sources
+    else:
+        sources = [_wrapped(source, tuple(wrappers)) if wrappers else source] * num_envs
     try:
-        envs = BusVectorEnv([one] * num_envs, **settings)
+        envs = BusVectorEnv(sources, **settings)
     except TypeError as exc:
         _hint(exc, for_env)
+        if not with_index:
+            _hint_at_index(exc)
         raise
     if isinstance(source, GymId) and source.id in gymnasium.registry:
         spec = copy.deepcopy(gymnasium.spec(source.id))
@@ -121,6 +137,12 @@ def _hint(error: TypeError, names: Iterable[str]) -> None:
         close = get_close_matches(name, _SETTINGS, 1, 0.8)
         if close and repr(name) in str(error) and sys.version_info >= (3, 11):
             error.add_note(f"did you mean {close[0]!r}, which is an argument of make_vec?")
+
+
+def _hint_at_index(error: TypeError) -> None:
+    """Say how a factory gets its env's index, of one that lacks an argument."""
+    if "missing 1 required positional argument" in str(error) and sys.version_info >= (3, 11):
+        error.add_note("if it is the env's index, say make_vec(..., with_index=True)")
 
 
 def _check_meant(names: set[str], given: object, source: EnvSource) -> None:

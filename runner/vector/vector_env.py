@@ -38,7 +38,7 @@ from envbus.runner.workers.config import (
     FleetConfig,
     check_kind,
     choose_autoreset_mode,
-    list_of,
+    env_sources,
     with_settings,
 )
 from envbus.runner.workers.env_placement import as_ids
@@ -82,7 +82,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         env_fns: One per env: a factory (also a lambda, a closure, a class of `__main__`), a
             Gymnasium id, `"module:function"`, or a value of `envbus.actors.env.source`. A
             factory may return a `gymnasium.vector.VectorEnv`, which then fills as many envs
-            as it has.
+            as it has. With `num_envs`: one function, or its import path, that is called with each
+            env's index, from 0; an env that is made anew gets the same index.
         shared_memory: Exchange observations, rewards, flags and actions through shared memory;
             spaces without a fixed size travel in messages either way.
         copy: Return arrays of the caller's own; else views, valid until the next step.
@@ -95,6 +96,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         autoreset_mode: What happens at the end of an episode.
         max_concurrency: Most envs that step at one time; limits the number of actors, in each of
             which envs step one after another.
+        num_envs: How many envs the function `env_fns` makes; None: it is a sequence.
         **settings: About the actors: `num_actors`, `restart` and all else that `ActorSettings`
             explains.
 
@@ -109,7 +111,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
     @with_settings
     def __init__(
         self,
-        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]] | str | Any],
+        env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]] | str | Any]
+        | Callable[[int], gymnasium.Env[Any, Any] | Any]
+        | str,
         shared_memory: bool = True,
         copy: bool = True,
         context: str | None = None,
@@ -118,6 +122,8 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         observation_mode: str | tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         max_concurrency: int | None = None,
+        *,
+        num_envs: int | None = None,
         **settings: Unpack[ActorSettings],
     ) -> None:
         if worker is not None:
@@ -125,7 +131,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
                 "`worker` replaces the loop of AsyncVectorEnv's processes, which envbus does not "
                 "have; wrap the env, or use `exec_func` to run code beside it"
             )
-        self.env_fns = list_of("env_fns", env_fns, '["CartPole-v1"] * 8')
+        self.env_fns = env_sources("env_fns", env_fns, num_envs, '["CartPole-v1"] * 8')
         if not self.env_fns:
             raise ValueError("`env_fns` is empty; pass one factory or id per env")
         self.shared_memory = shared_memory

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from envbus.actors.arrays.finite import CheckFinite, in_words
+from envbus.actors.env.source import EntryPoint, by_index
 from envbus.bus.errors import ConfigError
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
@@ -23,6 +24,7 @@ from envbus.runner.workers.recycling import RecycleAfter
 
 __all__ = [
     "LONGEST_WAIT",
+    "MOST_ENVS",
     "ActorSettings",
     "FleetConfig",
     "Hooks",
@@ -34,6 +36,7 @@ __all__ = [
     "choose_num_actors",
     "choose_start_method",
     "endpoints_of",
+    "env_sources",
     "list_of",
     "with_settings",
 ]
@@ -43,6 +46,8 @@ F = TypeVar("F", bound=Callable[..., None])
 
 #: Longest single wait, in seconds, of callers without a time-out: they wait again.
 LONGEST_WAIT: Final = 3600.0
+#: More envs are a mistake.
+MOST_ENVS: Final = 1_000_000
 #: What a process does in a short wait: spin if there is a core for it, spin, or sleep.
 Wait: TypeAlias = Literal["auto", "spin", "block"]
 
@@ -347,6 +352,31 @@ def list_of(name: str, values: object, example: str) -> list[Any]:
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{name} is a sequence, {example} for example; not {values!r:.80}")
     return list(values)
+
+
+def env_sources(name: str, given: object, num_envs: int | None, example: str) -> list[Any]:
+    """Return one source per env.
+
+    Args:
+        name: Of the argument.
+        given: A sequence with one source per env; or, with `num_envs`, one function of an env's
+            index, or its import path.
+        num_envs: How many envs such a function makes; None: it is a sequence.
+        example: How the sequence may be written.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if num_envs is None:
+        if callable(given):
+            example = f"{example}, or a function of an env's index with num_envs="
+        return list_of(name, given, example)
+    if not callable(given) and not isinstance(given, str | EntryPoint):
+        raise ConfigError(
+            f"num_envs={num_envs!r:.80} is for one function that is called with each env's index, "
+            f"or its import path: {name} is {given!r:.80}; leave num_envs out for a sequence"
+        )
+    return by_index(given, positive_int("num_envs", num_envs, most=MOST_ENVS))
 
 
 def endpoints_of(bind: str | Sequence[str]) -> tuple[str, ...]:

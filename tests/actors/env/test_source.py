@@ -16,6 +16,7 @@ from envbus.actors.env.source import (
     EnvSource,
     GymId,
     _build_spec,
+    by_index,
     from_plain,
     keep,
     make,
@@ -79,6 +80,41 @@ def test_what_is_no_source_is_refused(value: object) -> None:
         parse_source(value)
 
 
+def by_length(index: int, more: int = 0) -> CountingEnv:
+    return CountingEnv(index + more)
+
+
+@pytest.mark.parametrize(
+    "factory", [by_length, f"{__name__}:by_length", EntryPoint(f"{__name__}:by_length")]
+)
+def test_one_factory_makes_each_env_by_its_index(factory: object) -> None:
+    for _ in range(2):  # as after a restart
+        lengths = [make(source).length for source in by_index(factory, 3, {"more": 5})]
+        assert lengths == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (lambda: None, "takes no argument"),
+        (CountingEnv, "its first argument, 'length', has a default"),
+        (lambda *, index: None, "takes none by position"),
+        (lambda index, config: None, "missing a required argument: 'config'"),
+        ("CartPole-v1", r"a list has one id per env: \['CartPole-v1'\] \* 3"),
+        (3, "an env is given as a Gymnasium id"),
+    ],
+)
+def test_what_is_no_factory_of_an_index_is_told_why(value: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        by_index(value, 3)
+
+
+def test_a_factory_of_an_index_is_no_id_without_its_version(module: types.ModuleType) -> None:
+    gymnasium.register("Lost-v0", entry_point=CountingEnv)
+    with pytest.raises(AttributeError, match="has no attribute 'Lost'"):
+        make(by_index(f"{module.__name__}:Lost", 1)[0])
+
+
 def reset_without_arguments(env: CountingEnv) -> Any:
     return CountingEnv.reset(env)[0]
 
@@ -102,6 +138,7 @@ def test_an_env_in_the_place_of_a_factory_is_explained() -> None:
         GymId("E-v0", {"a": 1}, ("m",)),
         GymId("E-v0", num_envs=4),
         EntryPoint("m:f", {"a": (1, "x")}, ("m",)),
+        EntryPoint("m:f", {"a": 1}, (), (3,)),
     ],
 )
 def test_sources_survive_a_socket(source: GymId | EntryPoint) -> None:

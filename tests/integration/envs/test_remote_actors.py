@@ -55,6 +55,11 @@ class ObjectEnv(InfoEnv):
         return self
 
 
+def by_length(index: int) -> InfoEnv:
+    """Make an env by its index."""
+    return InfoEnv(100 + index)
+
+
 class InterruptedEnv(InfoEnv):
     """Somebody presses Ctrl-C, in the terminal of its actor, while it steps."""
 
@@ -142,6 +147,17 @@ def test_what_cannot_cross_is_a_placeholder_in_infos_and_refused_elsewhere() -> 
             envs.exec_func(lambda env: env)
         envs.step(envs.action_space.sample())
         envs.close()
+
+
+@pytest.mark.timeout(120)
+def test_a_function_by_its_import_path_makes_the_envs_of_a_remote_actor_by_their_index() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    settings: Any = {"num_actors": 2, "remote_actors": 1, "bind": endpoint}
+    with (
+        with_remote_actor(endpoint, "--allow", "tests"),
+        contextlib.closing(BusVectorEnv(f"{__name__}:by_length", num_envs=4, **settings)) as envs,
+    ):
+        assert envs.get_attr("length") == (100, 101, 102, 103)
 
 
 @pytest.mark.timeout(120)

@@ -759,6 +759,18 @@ def test_with_restart_the_env_comes_back_in_a_new_life(make: Make, shared_memory
     assert pool.actor_pids()[2] == pids[2]
 
 
+def test_an_env_of_one_function_comes_back_with_its_own_index(make: Make) -> None:
+    more = 100  # of a closure
+    pool = make(lambda index: PidEnv(index + more), num_envs=3, num_actors=3, restart=True)
+    pool.reset(seed=0)
+    receive_all(pool, range(3))
+    pool.send(np.array([1, 13, 1]))  # kills the actor of env 1
+    receive_until_back(pool, 1)
+    envs = pool.get_sub_environments()
+    assert [env.get_attr("length") for env in envs] == [100, 101, 102]
+    assert pool.statistics().restarts == 1
+
+
 def test_a_death_between_steps_is_a_fault_of_idle_envs_too(make: Make) -> None:
     pool = make(counting(2), num_actors=1, restart=True)
     pool.reset(seed=0)

@@ -104,6 +104,30 @@ def test_settings_of_the_vector_env_and_arguments_of_the_env_go_where_they_belon
     envs.close()
 
 
+def _by_length(index: int, more: int = 1) -> CountingEnv:
+    return CountingEnv(index + more)
+
+
+@pytest.mark.parametrize("source", [_by_length, f"{__name__}:_by_length"])
+def test_a_factory_is_called_with_each_env_s_index_where_that_is_said(source: Any) -> None:
+    wrappers = (partial(TimeLimit, max_episode_steps=9),)
+    envs = make_vec(source, 3, with_index=True, num_actors=2, more=5, wrappers=wrappers)
+    assert envs.get_attr("length") == (5, 6, 7)
+    assert envs.env_is_wrapped(TimeLimit) == [True] * 3
+    envs.close()
+    with pytest.raises(ConfigError, match="with_index must be bool"):
+        make_vec(source, 3, **{"with_index": 3})
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
+def test_one_that_lacks_an_argument_is_told_how_it_gets_the_index() -> None:
+    with pytest.raises(TypeError, match="missing 1 required") as caught:
+        make_vec(_by_length, 2)
+    assert caught.value.__notes__ == [
+        "if it is the env's index, say make_vec(..., with_index=True)"
+    ]
+
+
 class _TimedEnv(CountingEnv):
     def __init__(self, timeouts: int = 3) -> None:
         super().__init__(100)

@@ -74,6 +74,12 @@ def test_envs_may_be_ids_import_paths_and_callables(make: Make) -> None:
     assert [spec is None for spec in envs.get_attr("spec")] == [False, False, True]
 
 
+def test_one_function_makes_each_env_by_its_index(make: Make) -> None:
+    more = 3  # of a closure
+    envs = make(lambda index: CountingEnv(index + more), num_envs=4, num_actors=2)
+    assert envs.get_attr("length") == (3, 4, 5, 6)
+
+
 @both_ways
 def test_envs_of_the_old_gym_api_are_stepped_as_others_are(make: Make, shared_memory: bool) -> None:
     envs = make([OldEnv, partial(OldEnv, limited=True)], shared_memory, num_actors=1)

@@ -14,6 +14,7 @@ from envbus.runner.workers.config import (
     FleetConfig,
     choose_autoreset_mode,
     choose_num_actors,
+    env_sources,
 )
 
 
@@ -92,3 +93,23 @@ def test_what_is_no_limit_of_concurrent_envs_is_refused(limit: Any, told: str) -
 def test_a_limit_of_a_small_numpy_type_is_a_plain_number_of_actors() -> None:
     limited = choose_num_actors(300, 300, cores=1, max_concurrency=np.uint8(255))
     assert (limited, type(limited)) == (255, int)
+
+
+def test_a_sequence_has_a_source_per_env_and_one_function_is_called_by_index() -> None:
+    assert env_sources("envs", ("A-v0", "B-v0"), None, "[...]") == ["A-v0", "B-v0"]
+    made = env_sources("envs", lambda index: index, 3, "[...]")
+    assert [make() for make in made] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "num_envs", "told"),
+    [
+        (["A-v0"], 1, "leave num_envs out for a sequence"),
+        (lambda index: None, 0, "num_envs must be a positive integer"),
+        (lambda index: None, None, r"a function of an env's index with num_envs="),
+        ("A-v0", None, "envs is a sequence"),
+    ],
+)
+def test_what_is_neither_is_refused(given: Any, num_envs: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        env_sources("envs", given, num_envs, "[...]")
