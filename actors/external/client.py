@@ -114,6 +114,11 @@ class BridgeClient(StaysHere, ABC):
         return list(self._state.joined.policy_ids)
 
     @property
+    def num_open(self) -> int:
+        """Episodes that this client has begun, and that are not over as far as it knows."""
+        return self._state.num_open
+
+    @property
     def lease(self) -> float:
         """Seconds that the bridge keeps the episodes of a client that is gone."""
         return self._state.joined.lease

@@ -5,6 +5,7 @@ Leaves out where they run: `hosting.py` has the process, `envbus.runner.bridge.h
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.client import ExternalEnvClient
+from envbus.actors.external.protocol import StartEpisode
 from envbus.actors.external.verbs import EpisodeRequest, SimulatorVerbs
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, OverloadedError
+from envbus.bus.settings import check_number
 
 __all__ = ["ExternalEnv", "ExternalMultiAgentEnv"]
 
@@ -42,16 +45,32 @@ class ExternalEnv(SimulatorVerbs):
     Args:
         action_space: What it does.
         observation_space: What it observes.
+        max_concurrent: Episodes that may be open at one time: `start_episode` raises an
+            `OverloadedError` where one more would be. None: as many as the bridge allows
+            (`EpisodeLimits.max_client_episodes`).
+
+    Attributes:
+        action_space: As given.
+        observation_space: As given.
+        max_concurrent: As given.
 
     Raises:
-        ConfigError: The spaces cannot be used.
+        ConfigError: The spaces, or the limit, cannot be used.
     """
 
-    def __init__(self, action_space: SpaceLike, observation_space: SpaceLike) -> None:
+    def __init__(
+        self,
+        action_space: SpaceLike,
+        observation_space: SpaceLike,
+        max_concurrent: int | None = None,
+    ) -> None:
         Agreement(observation_space, action_space)  # raises
+        check_number("max_concurrent", max_concurrent, whole=True, least=1, optional=True)
         self.observation_space = observation_space
         self.action_space = action_space
+        self.max_concurrent = max_concurrent
         self._client: ExternalEnvClient | None = None
+        self._thread: threading.Thread | None = None
 
     @abstractmethod
     def run(self) -> None:
@@ -63,6 +82,19 @@ class ExternalEnv(SimulatorVerbs):
     def bind(self, client: ExternalEnvClient) -> None:
         """Let the verbs go through `client`; called before `run`."""
         self._client = client
+        #: Held by who starts an episode, where these are counted; made here, as it is not pickled.
+        self._starting = threading.Lock()
+
+    def run_in(self, thread: threading.Thread) -> None:
+        """Note the thread that will call `run`."""
+        self._thread = thread
+
+    def is_alive(self) -> bool:
+        """Return whether a thread of this process runs it: from `bridge.host` to the end of `run`.
+
+        Of one that runs in a process the bridge's `poll` tells.
+        """
+        return self._thread is not None and self._thread.is_alive()
 
     @property
     def client(self) -> ExternalEnvClient:
@@ -76,7 +108,18 @@ class ExternalEnv(SimulatorVerbs):
         return self._client
 
     def _perform(self, request: EpisodeRequest, timeout: float | None) -> Any:
-        return self.client._perform(request, timeout)
+        client = self.client
+        if self.max_concurrent is None or not isinstance(request, StartEpisode):
+            return client._perform(request, timeout)
+        with self._starting:
+            if client.num_open >= self.max_concurrent:
+                raise OverloadedError(
+                    f"{client.num_open} episodes of {type(self).__qualname__} are open, which is "
+                    f"its limit (max_concurrent={self.max_concurrent}); end one first",
+                    request_id=0,
+                    peer="bridge",
+                )
+            return client._perform(request, timeout)
 
 
 class ExternalMultiAgentEnv(ExternalEnv):
@@ -88,14 +131,18 @@ class ExternalMultiAgentEnv(ExternalEnv):
     Args:
         action_space: By agent.
         observation_space: By agent, the same ones.
+        max_concurrent: As of an `ExternalEnv`.
 
     Raises:
         ConfigError: The spaces are not of the same agents, or cannot be used.
     """
 
     def __init__(
-        self, action_space: Mapping[Any, Space], observation_space: Mapping[Any, Space]
+        self,
+        action_space: Mapping[Any, Space],
+        observation_space: Mapping[Any, Space],
+        max_concurrent: int | None = None,
     ) -> None:
         if not Agreement(observation_space, action_space).multi_agent:
             raise ConfigError("the spaces of several agents are dicts by agent")
-        super().__init__(action_space, observation_space)
+        super().__init__(action_space, observation_space, max_concurrent)

@@ -367,6 +367,11 @@ class ClientState:
         return self._joined
 
     @property
+    def num_open(self) -> int:
+        """Episodes that are open."""
+        return len(self._open)
+
+    @property
     def agreement(self) -> Agreement:
         """The spaces."""
         assert self._agreement is not None, "the bridge has not answered yet"

@@ -14,6 +14,7 @@ from typing import Any
 
 from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
+from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.protocol import BRIDGE
 from envbus.bus.brief import brief
@@ -143,6 +144,8 @@ class ExternalEnvBridge(StaysHere):
         )
         self._gateway: Gateway | None = None
         self._stopped = False
+        #: Whether nobody comes but a simulator that runs here, so that without it nothing comes.
+        self._is_for_one = False
         #: What Ctrl-C kept from the caller of `poll`.
         self._kept: list[BridgeResult] = []
         disown_in_forks(self)
@@ -154,6 +157,36 @@ class ExternalEnvBridge(StaysHere):
             except BaseException:
                 self.stop()
                 raise
+
+    @classmethod
+    def of(cls, env: ExternalEnv, **settings: Any) -> ExternalEnvBridge:
+        """Return a bridge for one simulator of this process, which it runs in a thread.
+
+            with ExternalEnvBridge.of(Robot(action_space, observation_space)) as bridge:
+                while True:
+                    result = bridge.poll()
+                    bridge.send_actions(policy(result.observations))
+
+        What RLlib's `ExternalEnv.to_base_env` is for. When the simulator's `run` has raised or
+        returned, and all that it had to tell was returned, each `poll` raises how it has ended.
+
+        Args:
+            env: It; its spaces are the bridge's.
+            **settings: Further arguments of the bridge.
+
+        Raises:
+            ConfigError: It is no `ExternalEnv`, or a setting cannot be used.
+            TransportError: An endpoint cannot be bound.
+        """
+        check_kind("env", env, ExternalEnv, example="Robot(action_space, observation_space)")
+        bridge = cls(env.observation_space, env.action_space, **settings)
+        try:
+            bridge.host(env)
+        except BaseException:
+            bridge.stop()
+            raise
+        bridge._is_for_one = True
+        return bridge
 
     # --- what it is ---------------------------------------------------------------------------
 
@@ -332,6 +365,8 @@ class ExternalEnvBridge(StaysHere):
         if episodes.has_enough(min_envs):
             self._dispatcher.serve(0.0)  # what has come meanwhile goes with it
             return
+        if self._is_for_one:
+            self._check_is_awaited()
         while True:
             until = deadline
             for wake_at in (
@@ -349,6 +384,12 @@ class ExternalEnvBridge(StaysHere):
                 return
             if now >= deadline and (now >= deadline + _REST or not self._dispatcher.has_more):
                 return
+
+    def _check_is_awaited(self) -> None:
+        """Raise how the only simulator has ended: all that it had told is returned."""
+        end = self._hosts.last_end
+        if end is not None and not self._episodes.has_enough(1):
+            raise SimulatorError(str(end)) from end.__cause__
 
     def _look_after(self, now: float) -> None:
         """Start again what has ended of what runs beside the bridge, where that is to be."""

@@ -152,6 +152,7 @@ class HostedThread(threading.Thread):
         self._on_end = weakref.WeakMethod(on_end)
         self._unwanted = threading.Event()
         self._client: ExternalEnvClient | None = None
+        env.run_in(self)
 
     def run(self) -> None:
         """Run the simulator, and say how it ended, unless that was asked for."""
@@ -228,6 +229,7 @@ class Hosts:
 
     Attributes:
         restarts: How often simulators were started again.
+        last_end: Where none is left: how the last one has ended; None: there is one, or was none.
     """
 
     def __init__(
@@ -239,6 +241,7 @@ class Hosts:
         lease: float,
     ) -> None:
         self.restarts = 0
+        self.last_end: SimulatorError | None = None
         self._is_known = is_known
         self._lease = lease
         #: When those in processes are looked at.
@@ -296,6 +299,7 @@ class Hosts:
         else:
             raise ConfigError(f"a simulator runs in a 'thread' or a 'process', not in {where!r}")
         self._simulators[simulator.key] = simulator
+        self.last_end = None
         self._supervision.add(simulator.key, restart or _ONCE)
         if where == "thread":
             self._is_ready(simulator, time.monotonic())
@@ -522,6 +526,7 @@ class Hosts:
         self._ends.append(end)
         self._supervision.remove(simulator.key)
         del self._simulators[simulator.key]
+        self.last_end = None if self._simulators else end
 
 
 def _abandon(threads: Iterable[HostedThread], bell: Bell) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envbus.actors import ExternalEnv, ExternalMultiAgentEnv, SimulatorError
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, OverloadedError
 from envbus.bus.process.restart import Restart, RestartPolicy
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.bridge.hosting import Where
@@ -426,3 +426,61 @@ def test_what_cannot_be_run_is_refused() -> None:
             bridge.host(Counting("return"), where="moon")  # type: ignore[arg-type]  # on purpose
     with pytest.raises(ConfigError, match="not being run"):
         Counting("return").start_episode()
+
+
+class Crowded(ExternalEnv):
+    """Starts more episodes than it may have."""
+
+    def __init__(self) -> None:
+        super().__init__(ACTION, OBSERVATION, max_concurrent=2)
+
+    def run(self) -> None:
+        first = self.start_episode()
+        self.start_episode()
+        with pytest.raises(OverloadedError, match=r"2 episodes of Crowded are open.*=2\)"):
+            self.start_episode()
+        self.end_episode(first, seen(1))
+        self.start_episode("third")
+        self.get_action("third", seen(3))
+
+
+@pytest.mark.slow_but_first
+@BOTH
+def test_no_more_episodes_are_open_than_a_simulator_may_have(where: Where) -> None:
+    with ExternalEnvBridge() as bridge:
+        bridge.host(Crowded(), where=where)
+        runner = Runner(bridge)
+        with pytest.raises(SimulatorError, match="returned"):
+            runner.serve(lambda: False)
+        runner.serve(lambda: "third" in runner.ended)
+        assert [row[0] for row in runner.rows("third")] == [3.0]
+
+
+@pytest.mark.parametrize("then", ["raise", "return"])
+def test_a_bridge_of_one_simulator_says_again_and_again_how_that_has_ended(then: str) -> None:
+    env = Counting(then)
+    wrong: Any = Counting
+    assert not env.is_alive()
+    with ExternalEnvBridge.of(env) as bridge:
+        assert env.is_alive()
+        assert bridge.observation_space == OBSERVATION
+        runner = Runner(bridge)
+        with pytest.raises(SimulatorError, match="simulator-1"):
+            runner.serve(lambda: False)
+        runner.serve(lambda: runner.ended)  # nothing is lost by it
+        assert [row[0] for row in runner.rows("e")] == [0.0, 1.0, 2.0, 3.0, 9.0]
+        for _ in range(2):
+            with pytest.raises(SimulatorError, match="simulator-1") as info:
+                bridge.poll()
+            assert isinstance(info.value.__cause__, RuntimeError) is (then == "raise")
+        wait_until(lambda: not env.is_alive(), "its thread's end")
+        bridge.host(Asking(ACTION, OBSERVATION))
+        assert bridge.poll().observations
+    with pytest.raises(ConfigError, match="env must be ExternalEnv"):
+        ExternalEnvBridge.of(wrong)
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, True])
+def test_a_limit_of_episodes_is_a_positive_whole_number(limit: Any) -> None:
+    with pytest.raises(ConfigError, match="max_concurrent must be"):
+        Asking(ACTION, OBSERVATION, limit)
