@@ -22,6 +22,7 @@ from envbus.runner.group.joining import GroupSample, RunnerFault
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.pool.agent_results import ASYNC_RESET, DUMMY_AGENT, PollResult
 from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.base_runner import BaseEnvRunner
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig, Sample
 from envbus.runner.sampling.env_runner import EnvRunner
@@ -38,6 +39,7 @@ __all__ = [
     "ActorLostError",
     "ActorPool",
     "ActorSettings",
+    "BaseEnvRunner",
     "Batch",
     "BusVectorEnv",
     "CallbackError",

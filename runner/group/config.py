@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number, positive_int
 from envbus.runner.group.protocol import AnyEnvs
-from envbus.runner.workers.config import Timeouts, check_kind, list_of
+from envbus.runner.workers.config import MOST_ENVS, Timeouts, check_kind, env_sources, list_of
 
-__all__ = ["GroupConfig", "RunnerStatus", "envs_of"]
+__all__ = ["GroupConfig", "RunnerStatus", "counts_of", "envs_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,27 +68,52 @@ class RunnerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def envs_of(
-    num_runners: int, envs: AnyEnvs, settings: GroupConfig, *, cores: int
+    num_runners: int,
+    envs: AnyEnvs | Callable[[int], Any],
+    settings: GroupConfig,
+    *,
+    cores: int,
+    num_envs: int | None = None,
 ) -> list[tuple[AnyEnvs, Mapping[str, Any]]]:
     """Return the envs of each runner, and how their pool is made.
+
+    With `num_envs`, `envs` is a function of an env's index.
 
     Raises:
         ConfigError: There is not one env per runner.
     """
     num_runners = positive_int("num_runners", num_runners)
-    if callable(envs):
+    if callable(envs) and num_envs is None:
         if settings.pool_settings:
             raise ConfigError("pool_settings are for envs given as a sequence, not as a function")
         return [(envs, {})] * num_runners
-    sources = list_of("envs", envs, '["CartPole-v1"] * 8, or a function that makes a pool')
-    if len(sources) < num_runners:
-        raise ConfigError(f"{len(sources)} env(s) are not enough for {num_runners} runners")
-    bounds = [index * len(sources) // num_runners for index in range(num_runners + 1)]
+    example = '["CartPole-v1"] * 8, or a function that makes a pool'
+    sources = env_sources("envs", envs, num_envs, example)
     parts: list[tuple[AnyEnvs, Mapping[str, Any]]] = []
-    for first, last in itertools.pairwise(bounds):
+    for first, last in _shares(num_runners, len(sources)):
         actors = min(max(cores // num_runners, 1), last - first)
         pool: dict[str, Any] = {"num_actors": actors}
         if settings.threads_per_process is None:
             pool["threads_per_process"] = None
         parts.append((sources[first:last], pool | dict(settings.pool_settings)))
     return parts
+
+
+def counts_of(num_runners: int, num_envs: int | None) -> list[int]:
+    """Return how many envs each runner makes, of all together; None: one each.
+
+    Raises:
+        ConfigError: There is not one env per runner.
+    """
+    num_runners = positive_int("num_runners", num_runners)
+    if num_envs is None:
+        return [1] * num_runners
+    positive_int("num_envs", num_envs, most=MOST_ENVS)
+    return [last - first for first, last in _shares(num_runners, num_envs)]
+
+
+def _shares(num_runners: int, num_envs: int) -> Iterable[tuple[int, int]]:
+    """Return the first env of each runner, and the one behind its last."""
+    if num_envs < num_runners:
+        raise ConfigError(f"{num_envs} env(s) are not enough for {num_runners} runners")
+    return itertools.pairwise([index * num_envs // num_runners for index in range(num_runners + 1)])

@@ -27,9 +27,16 @@ from envbus.bus.transport.cores import usable_cores
 from envbus.bus.wire.messages import Tree
 from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.trajectory import AgentID
-from envbus.runner.group.config import GroupConfig, RunnerStatus, envs_of
+from envbus.runner.group.config import GroupConfig, RunnerStatus, counts_of, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
-from envbus.runner.group.protocol import AnyEnvs, Apply, MakePolicies, RollCall, RunnerSpec
+from envbus.runner.group.protocol import (
+    AnyEnvs,
+    Apply,
+    MakePolicies,
+    MakeRunnerOfOwn,
+    RollCall,
+    RunnerSpec,
+)
 from envbus.runner.group.rounds import Rounds, RunnerProcess, RunnerWorkerGroup, Ticket
 from envbus.runner.group.sample_memory import Asked
 from envbus.runner.inference.remote_policy import PolicyHandle
@@ -44,8 +51,8 @@ from envbus.runner.policies.policy_map import (
     checked_versions,
     chosen_ids,
 )
+from envbus.runner.sampling.base_runner import BaseEnvRunner
 from envbus.runner.sampling.config import Quota, RunnerConfig, split_quota
-from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.config import LONGEST_WAIT, FleetConfig, check_kind
 from envbus.runner.workers.env_placement import as_ids
 from envbus.runner.workers.faults import FaultCause
@@ -81,7 +88,8 @@ class EnvRunnerGroup(StaysHere):
     Args:
         num_runners: n.
         envs: One factory, id or import path per env, shared out evenly; or a function `(index of
-            the runner) -> ActorPool` that is called in the runner's process.
+            the runner) -> ActorPool` that is called in the runner's process. With `num_envs`: one
+            function, or its import path, that is called with each env's index in the group.
         policies: As `EnvRunner` takes them; each runner gets a copy. Copies of one that draws
             random numbers from a seed all draw the same ones: use `make_policies` for it. Those of
             `PolicyWorkers` (`workers.policy()`, or the handle for all) are asked by all runners.
@@ -90,6 +98,11 @@ class EnvRunnerGroup(StaysHere):
             a runner takes one more.
         make_policies: Instead of `policies`: `(pool, worker index) -> policies`, called in the
             runner's process. No other runner, and no other life of it, has that index.
+        make_runner: A class derived from `EnvRunner` or `BaseEnvRunner`, or a function, called in
+            the runner's process instead of `EnvRunner`, with what that takes. Without `envs` and
+            policies it is called with the config alone, and makes its own.
+        num_envs: How many envs a function `envs` makes; or, without `envs`, how many all runners
+            together count for, where numbers and env ids are shared out: None is one each.
         settings: How processes are started and watched; None: the defaults.
 
     Raises:
@@ -102,15 +115,16 @@ class EnvRunnerGroup(StaysHere):
     def __init__(
         self,
         num_runners: int,
-        envs: AnyEnvs,
+        envs: AnyEnvs | Callable[[int], Any] | str | None = None,
         policies: Policies | PolicyHandle | None = None,
         config: RunnerConfig | None = None,
         *,
         make_policies: MakePolicies | None = None,
+        make_runner: MakeRunnerOfOwn | None = None,
+        num_envs: int | None = None,
         settings: GroupConfig | None = None,
     ) -> None:
-        if (policies is None) == (make_policies is None):
-            raise ConfigError("give policies or make_policies")
+        _check_parts(envs, policies, make_policies, make_runner)
         if isinstance(policies, PolicyHandle):
             policies = _all_of(policies)
         if config is not None:
@@ -119,10 +133,17 @@ class EnvRunnerGroup(StaysHere):
         if settings is not None:
             check_kind("settings", settings, GroupConfig, example="GroupConfig(sample_timeout=60)")
         config, settings = config or RunnerConfig(), settings or GroupConfig()
-        parts = [
-            RunnerSpec(part, pool, policies, make_policies, config)
-            for part, pool in envs_of(num_runners, envs, settings, cores=usable_cores())
-        ]
+        if envs is None:
+            parts = [
+                RunnerSpec(None, {}, None, None, config, make_runner, count)
+                for count in counts_of(num_runners, num_envs)
+            ]
+        else:
+            shares = envs_of(num_runners, envs, settings, cores=usable_cores(), num_envs=num_envs)
+            parts = [
+                RunnerSpec(part, pool, policies, make_policies, config, make_runner)
+                for part, pool in shares
+            ]
         self.config = config
         self.settings = settings
         self.closed = False
@@ -419,7 +440,7 @@ class EnvRunnerGroup(StaysHere):
         MessagePack has no form for it. Arrays in the results are read-only.
 
         Args:
-            function: Any function; `runner` is the `EnvRunner`.
+            function: Any function; `runner` is the `EnvRunner`, or what `make_runner` made.
             *args: Its further arguments.
             runners: Which; None: all that run.
             timeout: Seconds; None: `timeouts.call`.
@@ -753,10 +774,35 @@ class EnvRunnerGroup(StaysHere):
             raise ClosedEnvironmentError("Trying to operate on `EnvRunnerGroup`, after `stop()`.")
 
 
-def _weights_of(runner: EnvRunner, policy_ids: list[str]) -> dict[str, tuple[Weights, int]]:
+def _weights_of(runner: BaseEnvRunner, policy_ids: list[str]) -> dict[str, tuple[Weights, int]]:
     """Return weights of policies that a runner has, and the version of each."""
     found = runner.policies
     return {name: versioned_weights(found[name]) for name in policy_ids if name in found}
+
+
+def _check_parts(
+    envs: object,
+    policies: object,
+    make_policies: object,
+    make_runner: object,
+) -> None:
+    """See that runners are given what they are made of.
+
+    Raises:
+        ConfigError: Something is missing, or too much.
+    """
+    if make_runner is not None and not callable(make_runner):
+        raise ConfigError(f"make_runner must be a class or a function, not {brief(make_runner)}")
+    if envs is None:
+        if make_runner is None:
+            raise ConfigError("give envs; or make_runner, for runners that make envs themselves")
+        if policies is not None or make_policies is not None:
+            raise ConfigError(
+                "runners that make their own envs make their policies, too: leave policies and "
+                "make_policies out, or give envs"
+            )
+    elif (policies is None) == (make_policies is None):
+        raise ConfigError("give policies or make_policies")
 
 
 def _all_of(handle: PolicyHandle) -> Policies:

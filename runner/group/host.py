@@ -1,15 +1,17 @@
-"""A runner's process: makes its envs and its `EnvRunner`, and answers the group.
+"""A runner's process: makes its envs and its runner, and answers the group.
 
 Leaves out how it joins the bus (`actors/process/joining.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, Final
 
 from envbus.actors.arrays import spaces
 from envbus.actors.process.joining import host
+from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.peer.worker import Handlers, describe
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
@@ -33,6 +35,8 @@ from envbus.runner.group.protocol import (
 from envbus.runner.group.sample_memory import SampleMemory
 from envbus.runner.policies.policy_map import set_elsewhere
 from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.base_runner import BaseEnvRunner
+from envbus.runner.sampling.config import Sample
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.config import check_kind
 
@@ -73,11 +77,11 @@ class HostedRunner:
             PushWeights: self.push_weights,
             TakeSample: self.take_sample,
             Apply: self.apply,
-            RollCall: lambda _: Here(),
+            RollCall: self.answer,
         }
         self._parts: RunnerSpec | None = None
         self._pool: ActorPool | None = None
-        self._made: EnvRunner | None = None
+        self._made: BaseEnvRunner | None = None
 
     def make_envs(self, request: MakeEnvs) -> EnvsMade:
         """Make the pool.
@@ -87,6 +91,8 @@ class HostedRunner:
         """
         parts: RunnerSpec = request.parts.value
         self._parts = parts
+        if parts.envs is None:
+            return EnvsMade(num_envs=parts.num_envs)
         if callable(parts.envs):
             pool = parts.envs(request.index)
             check_kind("what envs(index) returns", pool, ActorPool, example="ActorPool([...])")
@@ -99,21 +105,27 @@ class HostedRunner:
         """Make the runner.
 
         Raises:
-            ConfigError: As `EnvRunner`; or there are no policies.
+            ConfigError: As `EnvRunner`; or there are no policies, or what was made is no runner.
         """
         assert self._parts is not None
-        assert self._pool is not None
         parts, pool = self._parts, self._pool
         config = dataclasses.replace(
             parts.config, seed=request.seed, worker_index=request.worker_index
         )
-        policies = parts.policies
-        if parts.make_policies is not None:
-            policies = parts.make_policies(pool, request.worker_index)
-            if policies is None:
-                raise ConfigError("make_policies has returned None; does it lack a `return`?")
-        assert policies is not None
-        runner = EnvRunner(pool, policies, config, make_column=self._memory.make)
+        runner: BaseEnvRunner
+        if pool is None:
+            assert parts.make_runner is not None
+            runner = parts.make_runner(config)
+        else:
+            policies = parts.policies
+            if parts.make_policies is not None:
+                policies = parts.make_policies(pool, request.worker_index)
+                if policies is None:
+                    raise ConfigError("make_policies has returned None; does it lack a `return`?")
+            assert policies is not None
+            make = parts.make_runner or EnvRunner
+            runner = make(pool, policies, config, make_column=self._memory.make)
+        check_kind("what make_runner returns", runner, BaseEnvRunner, example="an EnvRunner")
         self._made = runner
         plain = {
             agent_id: [spaces.to_plain(space) for space in both]
@@ -150,12 +162,17 @@ class HostedRunner:
         runner.go_on_from(*request.ids)
         self._memory.enter(request.slot, request.held)
         sample = runner.sample(
-            request.num_env_steps,
-            request.num_episodes,
+            num_env_steps=request.num_env_steps,
+            num_episodes=request.num_episodes,
             timeout=request.timeout,
             force_reset=request.force_reset,
             explore=request.explore,
         )
+        if not isinstance(sample, Sample):
+            raise TypeError(
+                f"{type(runner).__qualname__}.sample returned {brief(sample)}; a group joins what "
+                "is a Sample, and has anything else by foreach(lambda runner: runner.sample())"
+            )
         report = Report(
             late=sample.late,
             faults=sample.faults,
@@ -185,16 +202,27 @@ class HostedRunner:
         value = request.function.value(self._runner, *request.args.value, **request.kwargs.value)
         return Applied(value=Tree(value), policy_versions=self._versions())
 
+    def answer(self, request: RollCall) -> Here:
+        """Give a sign of life.
+
+        Raises:
+            Exception: What the runner's `ping` raises.
+        """
+        del request
+        self._runner.ping()
+        return Here()
+
     def close(self) -> None:
         """Stop the runner, or what there is of it."""
-        if self._made is not None:
-            self._made.stop()
-        elif self._pool is not None:
-            self._pool.close()
-        self._memory.close()
+        with contextlib.ExitStack() as all_parts:
+            all_parts.callback(self._memory.close)
+            if self._pool is not None:  # of a runner of the user's own, which may leave it open
+                all_parts.callback(self._pool.close)
+            if self._made is not None:
+                all_parts.callback(self._made.stop)
 
     @property
-    def _runner(self) -> EnvRunner:
+    def _runner(self) -> BaseEnvRunner:
         assert self._made is not None
         return self._made
 

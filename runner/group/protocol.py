@@ -19,6 +19,7 @@ from envbus.runner.data.metrics import EpisodeResult, MetricsDelta
 from envbus.runner.group.sample_memory import ArrayLocation, SharedSlot
 from envbus.runner.policies.policy_map import Policies
 from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.base_runner import BaseEnvRunner
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.workers.faults import Fault
 
@@ -31,6 +32,7 @@ __all__ = [
     "MakeEnvs",
     "MakePolicies",
     "MakeRunner",
+    "MakeRunnerOfOwn",
     "PushWeights",
     "Pushed",
     "Report",
@@ -45,6 +47,8 @@ __all__ = [
 AnyEnvs: TypeAlias = "Callable[[int], ActorPool] | Sequence[Any]"
 #: `(pool, worker index) -> policies`.
 MakePolicies: TypeAlias = "Callable[[ActorPool, int], Policies]"
+#: `(config) -> runner`, or, with `envs`, of what `EnvRunner` takes.
+MakeRunnerOfOwn: TypeAlias = "Callable[..., BaseEnvRunner]"
 _Told = TypeVar("_Told", EpisodeResult, Fault)
 
 
@@ -52,12 +56,17 @@ _Told = TypeVar("_Told", EpisodeResult, Fault)
 class RunnerSpec:
     """What one runner is made of."""
 
-    envs: AnyEnvs
+    #: None: the runner makes its own.
+    envs: AnyEnvs | None
     #: Settings of the pool, where `envs` is a sequence.
     pool_settings: Mapping[str, Any]
     policies: Policies | None
     make_policies: MakePolicies | None
     config: RunnerConfig
+    #: None: it is an `EnvRunner`.
+    make_runner: MakeRunnerOfOwn | None = None
+    #: Of a runner that makes its own.
+    num_envs: int = 0
 
 
 @dataclass(frozen=True)

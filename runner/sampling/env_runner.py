@@ -30,7 +30,7 @@ from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.runner.bridge.bridge import ExternalEnvBridge
-from envbus.runner.data.metrics import PerfTimers, SampleMetrics
+from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.engine.seeding import Life, restart_seed
@@ -38,6 +38,7 @@ from envbus.runner.policies.policy import Policy, Weights, versioned_weights
 from envbus.runner.policies.policy_map import Policies, PolicyMap, check_state, checked_ids
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.base_runner import BaseEnvRunner
 from envbus.runner.sampling.callbacks import naming, wants_episodes
 from envbus.runner.sampling.column_sampler import ColumnSampler
 from envbus.runner.sampling.columns import Make
@@ -51,7 +52,6 @@ from envbus.runner.sampling.config import (
 from envbus.runner.sampling.dict_sampler import DictSampler
 from envbus.runner.sampling.sources import BridgeSource, EnvNumbers, PoolSource, Source
 from envbus.runner.sampling.video import VideoRecorder
-from envbus.runner.workers.config import check_kind
 
 __all__ = ["EnvRunner"]
 
@@ -59,7 +59,7 @@ logger = logging.getLogger("envbus.runner")
 
 Envs: TypeAlias = "ActorPool | ExternalEnvBridge | Sequence[ActorPool | ExternalEnvBridge]"
 #: What makes envs, and what makes the policies for them.
-_Factories: TypeAlias = tuple[Callable[[], Any], Callable[[Any], Policies]]
+_Factories: TypeAlias = tuple[Callable[..., Any], Callable[..., Policies]]
 
 
 class _ServingThread:
@@ -205,7 +205,7 @@ class _EnvSet:
                     )
 
 
-class EnvRunner(StaysHere):
+class EnvRunner(BaseEnvRunner, StaysHere):
     """Samples envs with policies.
 
         pool = ActorPool(["CartPole-v1"] * 64)
@@ -251,14 +251,11 @@ class EnvRunner(StaysHere):
         self.envs = envs
         self._make_column = make_column
         self._envs = _EnvSet(envs)
-        if config is not None:
-            example = "RunnerConfig(rollout_fragment_length=128)"
-            check_kind("config", config, RunnerConfig, example=example)
-        self.config = config or RunnerConfig()
+        super().__init__(config)
         self._factories: _Factories | None = None
+        #: Whether the factories are given the config, too.
+        self._with_config = False
         self._policies = PolicyMap(policies)
-        self.metrics = SampleMetrics()
-        self.timers = PerfTimers(self.config.ema_coef)
         self._num_samples = 0
         #: How often the envs, or the policies, were made anew.
         self._renewals = 0
@@ -278,26 +275,33 @@ class EnvRunner(StaysHere):
     @classmethod
     def from_factories(
         cls,
-        make_env: Callable[[], Any],
-        make_module: Callable[[Any], Policies],
+        make_env: Callable[..., Any],
+        make_module: Callable[..., Policies],
         config: RunnerConfig | None = None,
+        *,
+        with_config: bool = False,
     ) -> EnvRunner:
         """Return a runner that can make its envs and policies anew.
 
         Args:
             make_env: Returns envs: a pool, a bridge, or a sequence of these.
-            make_module: Returns the policies for such envs' spaces; the envs are not its own.
+            make_module: `envs -> policies` for their spaces; the envs are not its own.
             config: None: the defaults.
+            with_config: Call `make_env(config)` and `make_module(envs, config)`, also later, with
+                the runner's `config` as it is then: it may be replaced. Settings of their own are
+                fields of a class that is derived from `RunnerConfig`.
         """
         _check_function("make_env", make_env)
         _check_function("make_module", make_module)
-        envs = make_env()
+        config = RunnerConfig() if config is None else config
+        also = (config,) if with_config else ()
+        envs = make_env(*also)
         try:
-            runner = cls(envs, make_module(envs), config)
+            runner = cls(envs, make_module(envs, *also), config)
         except BaseException:
             _close(envs)
             raise
-        runner._factories = (make_env, make_module)
+        runner._factories, runner._with_config = (make_env, make_module), with_config
         return runner
 
     @property
@@ -511,7 +515,7 @@ class EnvRunner(StaysHere):
         """
         make_env, _ = self._known_factories("make_env")
         self.stop()
-        self.envs = make_env()
+        self.envs = make_env(*self._for_factories())
         try:
             self._envs = _EnvSet(self.envs)
             self._renew()
@@ -529,7 +533,7 @@ class EnvRunner(StaysHere):
         _, make_module = self._known_factories("make_module")
         self._assert_open()
         before = self._policies.by_id
-        self._policies.replace(make_module(self.envs))
+        self._policies.replace(make_module(self.envs, *self._for_factories()))
         try:
             self._renew()
         except BaseException:
@@ -597,6 +601,38 @@ class EnvRunner(StaysHere):
     def get_spaces(self) -> dict[AgentID, tuple[Space[Any], Space[Any]]]:
         """Return observation and action space by agent, as the envs have them."""
         return self._envs.spaces()
+
+    def get_policy_spaces(self) -> dict[str, tuple[Space[Any], Space[Any]]]:
+        """Return observation and action space by policy id, as the envs have them.
+
+        They are those of the agents that the envs name beforehand: whose a policy is says the
+        `policy_mapping_fn`, which is asked with an episode that has not begun. Policies of which no
+        agent is known are left out. What connectors make of an observation is not looked at.
+
+        Raises:
+            ConfigError: Agents of one policy have different spaces; or there are several policies
+                and no `policy_mapping_fn`.
+        """
+        found: dict[str, tuple[AgentID, tuple[Space[Any], Space[Any]]]] = {}
+        for agent_id, both in self.get_spaces().items():
+            policy_id = self._policy_id_of(agent_id)
+            first, known = found.setdefault(policy_id, (agent_id, both))
+            if known != both:
+                raise ConfigError(
+                    f"agents {first!r} and {agent_id!r} have policy {policy_id!r} and different "
+                    f"spaces: {known} and {both}"
+                )
+        return {policy_id: both for policy_id, (_, both) in found.items()}
+
+    def _policy_id_of(self, agent_id: AgentID) -> str:
+        """Return whose an agent would be in an episode that begins now."""
+        sampler = self._sampler
+        choose = None if isinstance(sampler, ColumnSampler) else sampler.episodes.policy_mapping_fn
+        if choose is not None:
+            return choose(agent_id, EpisodeRecorder(-1, -1))
+        if len(self.policies) > 1:
+            raise ConfigError("a policy_mapping_fn must say which policy is an agent's own")
+        return next(iter(self.policies))
 
     def get_metrics(self) -> dict[str, Any]:
         """Return statistics since the last call (`SampleMetrics.read`), and the timers' means."""
@@ -783,6 +819,10 @@ class EnvRunner(StaysHere):
         self._sampler = fresh
         self._begun = False
         self._renewals += 1
+
+    def _for_factories(self) -> tuple[RunnerConfig, ...]:
+        """Return what factories are given besides."""
+        return (self.config,) if self._with_config else ()
 
     def _known_factories(self, verb: str) -> _Factories:
         if self._factories is None:

@@ -50,6 +50,19 @@ def test_five_agents_and_two_policies_give_exactly_as_many_rows(make: Make) -> N
     assert set(sample["p1"]["agent_id"]) == {1, 3}
 
 
+def test_spaces_are_told_by_policy_too(make: Make) -> None:
+    runner = make([agents(5)], {"p0": zeros, "p1": zeros}, policy_mapping_fn=by_parity)
+    by_agent = runner.get_spaces()
+    assert runner.get_policy_spaces() == {"p0": by_agent[0], "p1": by_agent[1]}
+    runner.policy_mapping_fn = None
+    with pytest.raises(ConfigError, match="a policy_mapping_fn must say"):
+        runner.get_policy_spaces()
+    both = {"a": zeros, "b": zeros}
+    runner = make([DictEnv], both, policy_mapping_fn=lambda agent_id, episode: "a")
+    with pytest.raises(ConfigError, match="have policy 'a' and different spaces"):
+        runner.get_policy_spaces()
+
+
 def test_agent_steps_are_counted_where_asked(make: Make) -> None:
     runner = make([agents(4, 10)], zeros, count_steps_by="agent_steps", rollout_fragment_length=301)
     for _ in range(3):

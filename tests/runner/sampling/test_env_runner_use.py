@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,34 @@ def test_make_module_makes_policies_of_the_next_version(make: Make, vectorized: 
     assert list(runner.policies.values()) == [made[1]]
     assert not set(first["eps_id"]) & set(second["eps_id"])
     assert second["t"].tolist() == [0, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongConfig(RunnerConfig):
+    """Settings, and one of the envs' own."""
+
+    length: int = 3
+
+
+def test_factories_are_given_the_config_which_may_be_replaced() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def make_env(config: LongConfig) -> ActorPool:
+        return ActorPool(counting(1, config.length), num_actors=0)
+
+    def make_module(envs: Any, config: LongConfig) -> Any:
+        seen.append((envs, config))
+        return zeros
+
+    config = LongConfig(length=2)
+    with EnvRunner.from_factories(make_env, make_module, config, with_config=True) as runner:
+        assert [one.length for one in runner.sample(num_episodes=1).episodes] == [2]
+        runner.config = LongConfig(length=5)
+        runner.make_env()
+        assert [one.length for one in runner.sample(num_episodes=1).episodes] == [5]
+        runner.make_module()
+        assert [given.length for _, given in seen] == [2, 5]
+        assert seen[-1][0] is runner.envs
 
 
 def failing_pool() -> ActorPool:
