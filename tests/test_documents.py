@@ -7,6 +7,8 @@ snippet below `<!-- fragment -->` needs what the page does not show, and is comp
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -150,6 +152,23 @@ def module(path: str) -> ModuleType:
 
 def hooks() -> ModuleType:
     return module("docs/hooks.py")
+
+
+SOURCES_PAGE = ROOT / "docs/moving/sources.md"
+
+
+def test_what_the_page_about_sources_names_is_there() -> None:
+    text = SOURCES_PAGE.read_text("utf-8")
+    table_rows = re.findall(r"^\| (?!source \|)(.+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    assert len(table_rows) > 50
+    for source, _, shown_by in table_rows:
+        assert re.fullmatch(r"`[\w/]+\.py::\w+`", shown_by), f"{source}: which test shows it?"
+    for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", text):
+        defined = rf"^ *(async )?def {name}\("
+        assert re.search(defined, (ROOT / file).read_text("utf-8"), re.MULTILINE), name
+    for path, option in re.findall(r"`(envbus(?:\.\w+)+)(?:\((\w+)\))?`", text):
+        named = pkgutil.resolve_name(path)
+        assert not option or option in inspect.signature(named).parameters, f"{path}({option})"
 
 
 def test_links_between_pages_and_files_become_links_of_the_site() -> None:
