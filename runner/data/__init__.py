@@ -10,11 +10,12 @@ from envbus.runner.data.advantages import (
     gae,
     n_step_returns,
 )
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.data.batch import Chunks, MultiAgentBatch, SampleBatch
 from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.metrics import EpisodeResult
 
 __all__ = [
+    "Chunks",
     "EpisodeRecorder",
     "EpisodeResult",
     "MultiAgentBatch",

@@ -8,14 +8,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from envbus.bus.settings import positive_int
 from envbus.runner.data.nested import JoinArrays, Tree, concatenate_trees, leaves_of, map_tree
 
-__all__ = ["COLUMN_DTYPES", "MultiAgentBatch", "SampleBatch"]
+__all__ = ["COLUMN_DTYPES", "Chunks", "MultiAgentBatch", "SampleBatch"]
 
 #: Chooses rows: a slice gives views; a mask or indices, `(n,)`, give copies.
 Rows: TypeAlias = "slice | npt.NDArray[np.bool_] | npt.NDArray[np.integer[Any]]"
@@ -43,6 +44,21 @@ COLUMN_DTYPES: Mapping[str, np.dtype[Any]] = {
     #: Which fragment the row came in; no two calls of `sample` share one.
     "unroll_id": np.dtype(np.int64),
 }
+
+
+#: Columns of recurrent states: before and after each row.
+_STATES = ("state_in", "state_out")
+
+
+class Chunks(NamedTuple):
+    """Trajectories cut into chunks: what `SampleBatch.chunked` returns."""
+
+    #: `(max_seq_len, N, ...)` of N chunks, or `(rows, ...)`; without states.
+    columns: dict[str, Tree]
+    #: Rows of each chunk, `(N,)` int64.
+    seq_lens: npt.NDArray[np.int64]
+    #: Before the first row of each chunk, `(N, ...)`; None of a policy without a state.
+    states: Tree
 
 
 class SampleBatch:
@@ -223,18 +239,38 @@ class SampleBatch:
         first = np.flatnonzero(starts)
         counts = np.diff(first, append=len(self))
         steps = int(counts.max(initial=0)) if length is None else length
-        place = np.arange(steps)[:, np.newaxis]
-        valid = place < counts
-        rows = (place + first)[valid]
+        return _spread(self.columns, first, counts, steps)
 
-        def spread(leaf: npt.NDArray[Any]) -> Any:
-            out = np.zeros((*valid.shape, *leaf.shape[1:]), leaf.dtype)
-            if leaf.dtype == np.object_:
-                out[...] = None
-            out[valid] = leaf[rows]
-            return out
+    def chunked(self, max_seq_len: int, *, pad: bool = True) -> Chunks:
+        """Return trajectories in chunks of at most `max_seq_len` rows, each with one state.
 
-        return {name: map_tree(spread, column) for name, column in self.columns.items()}, valid
+        For recurrent models: the state is that before a chunk's first row, `state_in`. The states
+        of all other rows are left out.
+
+        Args:
+            max_seq_len: A trajectory's chunks are that long, but for its last.
+            pad: Columns are `(max_seq_len, N, ...)` of N chunks, in new memory, filled up with
+                zeros (None where rows are objects). False: they are the rows as they are, `(rows,
+                ...)`, one chunk after the other.
+
+        Raises:
+            ConfigError: `max_seq_len` is no positive integer.
+        """
+        max_seq_len = positive_int("max_seq_len", max_seq_len)
+        begins = np.flatnonzero(self.trajectory_starts())
+        counts = np.diff(begins, append=len(self))
+        numbers = -(-counts // max_seq_len)  # of chunks
+        run = np.repeat(np.arange(len(begins)), numbers)
+        place = np.arange(len(run)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
+        first = begins[run] + max_seq_len * place
+        seq_lens = np.minimum((begins + counts)[run] - first, max_seq_len)
+        states = None
+        if "state_in" in self.columns:
+            states = map_tree(lambda leaf: leaf[first], self.columns["state_in"])
+        columns = {name: column for name, column in self.columns.items() if name not in _STATES}
+        if pad:
+            columns, _ = _spread(columns, first, seq_lens, max_seq_len)
+        return Chunks(columns, seq_lens, states)
 
     def trajectory_starts(self) -> npt.NDArray[np.bool_]:
         """Return where a row does not continue the one before: `(rows,)` bool.
@@ -373,6 +409,34 @@ class MultiAgentBatch:
         """
         pairs = [pair for batch in batches for pair in batch.policy_batches.items()]
         return cls.of(pairs, sum(batch.env_steps for batch in batches), join)
+
+
+def _spread(
+    columns: Mapping[str, Tree],
+    first: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    steps: int,
+) -> tuple[dict[str, Tree], npt.NDArray[np.bool_]]:
+    """Return runs of rows as `(steps, runs, ...)`, and which of those are rows, `(steps, runs)`.
+
+    Args:
+        columns: With all rows.
+        first: Row that each run begins with.
+        counts: Rows of each run; more than `steps` are left out.
+        steps: Of each run.
+    """
+    place = np.arange(steps)[:, np.newaxis]
+    valid = place < counts
+    rows = (place + first)[valid]
+
+    def spread(leaf: npt.NDArray[Any]) -> Any:
+        out = np.zeros((*valid.shape, *leaf.shape[1:]), leaf.dtype)
+        if leaf.dtype == np.object_:
+            out[...] = None
+        out[valid] = leaf[rows]
+        return out
+
+    return {name: map_tree(spread, column) for name, column in columns.items()}, valid
 
 
 def _unchecked(columns: dict[str, Tree], num_rows: int) -> SampleBatch:

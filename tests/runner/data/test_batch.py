@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from envbus.bus.errors import ConfigError
 from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
 
 
@@ -201,3 +204,59 @@ def test_runs_of_unequal_length_are_filled_up_and_marked() -> None:
     columns, valid = batch.padded(1, by="env")
     assert columns["t"].tolist() == [[7, 0]]
     assert SampleBatch({}).padded()[1].shape == (0, 0)
+
+
+def recurrent() -> SampleBatch:
+    """Trajectories of 5, 2 and 3 rows; the state before a row is ten times its number."""
+    rows = batch([1] * 5 + [2] * 2 + [3] * 3, [*range(5), *range(2), *range(3)])
+    state = 10.0 * np.arange(10)
+    return rows.with_columns(
+        obs={"a": np.arange(1, 11)},
+        state_in=(state[:, None], {"c": state}),
+        state_out=(state[:, None] + 10, {"c": state + 10}),
+    )
+
+
+def test_trajectories_are_cut_into_chunks_with_the_state_at_the_begin_of_each() -> None:
+    columns, seq_lens, states = recurrent().chunked(2)
+    assert seq_lens.tolist() == [2, 2, 1, 2, 2, 1]
+    assert columns["obs"]["a"].T.tolist() == [[1, 2], [3, 4], [5, 0], [6, 7], [8, 9], [10, 0]]
+    assert columns["eps_id"].T.tolist() == [[1, 1], [1, 1], [1, 0], [2, 2], [3, 3], [3, 0]]
+    assert states[0].tolist() == [[0.0], [20.0], [40.0], [50.0], [70.0], [90.0]]
+    assert states[1]["c"].tolist() == [0.0, 20.0, 40.0, 50.0, 70.0, 90.0]
+    assert not {"state_in", "state_out"} & columns.keys()
+
+
+def test_chunks_may_be_ragged_and_longer_than_any_trajectory() -> None:
+    rows = recurrent()
+    columns, seq_lens, states = rows.chunked(3, pad=False)
+    assert seq_lens.tolist() == [3, 2, 2, 3]
+    assert columns["obs"]["a"] is rows["obs"]["a"]
+    assert states[1]["c"].tolist() == [0.0, 30.0, 50.0, 70.0]
+    columns, seq_lens, _ = rows.chunked(7)
+    assert seq_lens.tolist() == [5, 2, 3]
+    assert columns["t"].shape == (7, 3)
+
+
+def test_chunks_of_a_policy_without_a_state_have_none() -> None:
+    columns, seq_lens, states = batch([1, 1, 2], [0, 1, 0]).chunked(1)
+    assert (seq_lens.tolist(), states) == ([1, 1, 1], None)
+    assert columns["t"].tolist() == [[0, 1, 0]]
+    columns, seq_lens, states = SampleBatch({}).chunked(4)
+    assert (columns, seq_lens.tolist(), states) == ({}, [], None)
+    with pytest.raises(ConfigError, match="max_seq_len must be a positive integer, not 0"):
+        batch([1], [0]).chunked(0)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.integers(1, 10),
+)
+def test_chunks_have_all_rows_once_and_in_their_order(lengths: list[int], most: int) -> None:
+    ids = [index for index, length in enumerate(lengths) for _ in range(length)]
+    rows = batch(ids, [t for length in lengths for t in range(length)])
+    columns, seq_lens, _ = rows.chunked(most)
+    chunks = [columns["t"][:length, i] for i, length in enumerate(seq_lens.tolist())]
+    assert np.concatenate(chunks).tolist() == rows["t"].tolist()
+    assert len(chunks) == sum(-(-length // most) for length in lengths)
+    assert max(seq_lens) <= most
