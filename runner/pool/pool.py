@@ -245,18 +245,21 @@ class ActorPool(StaysHere):
         max_envs: int | None = None,
         timeout: float | None = None,
         *,
+        batch_wait: float | None = None,
         copy: bool = True,
         infos: bool = True,
     ) -> Batch:
         """Wait until `min_envs` envs are ready, and return those that are, oldest first.
 
-        Returns early when nothing is pending any more, when an env's actor has died, and with
-        fewer rows, or none, when `timeout` is over: `late` then names who has not answered.
+        Returns early when nothing is pending any more, when an env's actor has died, `batch_wait`
+        seconds after the first env was ready, and with fewer rows, or none, when `timeout` is over:
+        `late` then names who has not answered.
 
         Args:
             min_envs: From 1 to `num_envs`.
             max_envs: Most rows; what is over waits for the next call. None: no limit.
             timeout: Seconds; None: until the requests' own deadlines.
+            batch_wait: Seconds to wait for `min_envs` once one env is ready; None: no limit.
             copy: False: observations may be views of what the envs write when they are next asked.
             infos: False: the batch has none, and nothing is merged.
 
@@ -288,12 +291,14 @@ class ActorPool(StaysHere):
             check_number("max_envs", max_envs, whole=True)
         if timeout is not None:
             check_number("timeout", timeout)
+        if batch_wait is not None:
+            check_number("batch_wait", batch_wait)
         if not 1 <= min_envs <= self.num_envs:
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:
             raise ValueError(f"max_envs={max_envs} is less than min_envs={min_envs}")
         return hand_out(
-            lambda: self._receive(min_envs, max_envs, timeout, copy=copy, infos=infos),
+            lambda: self._receive(min_envs, max_envs, timeout, batch_wait, copy=copy, infos=infos),
             self._core.kept.append,
             self._faults.was_raised,
         )
@@ -303,6 +308,7 @@ class ActorPool(StaysHere):
         min_envs: int,
         max_envs: int | None,
         timeout: float | None,
+        batch_wait: float | None,
         *,
         copy: bool,
         infos: bool,
@@ -310,7 +316,7 @@ class ActorPool(StaysHere):
         """Do what `recv` promises."""
         if self._core.kept:
             return self._core.kept.pop()
-        late = self._core.wait_for("recv", min_envs, timeout)
+        late = self._core.wait_for("recv", min_envs, timeout, batch_wait)
         states = self._states
         count = len(states.ready) if max_envs is None else min(len(states.ready), max_envs)
         env_ids = states.receive(count)

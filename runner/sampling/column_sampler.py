@@ -186,6 +186,7 @@ class ColumnSampler:
         #: What the policy has been asked and has not been asked to answer, if it works elsewhere.
         self._asked: AskedRows | None = None
         self._endless = EndlessEpisodes(config)
+        self._min_envs = config.envs_to_wait_for(count)
         #: Whether all envs can be stepped by a call; else what they are sent they answer some time.
         self._steps_in_place = pool.steps_in_place and not self._groups
         #: Of the present sample, monotonic time.
@@ -235,14 +236,16 @@ class ColumnSampler:
         while number := int(np.count_nonzero(unmet := self._rows.unmet())):
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             begin = time.perf_counter()
-            least = self._awaited() if self._groups else self._config.min_envs
+            least = self._awaited() if self._groups else self._min_envs
             wanted = quotas.to_wait_for(number, max(least, 1))
             if not wanted:
                 late = tuple(np.flatnonzero(unmet).tolist())
                 break
             # What the envs return goes from their memory straight to the columns.
             own = self._observe is not None
-            batch = self._pool.recv(wanted, timeout=left, copy=own, infos=False)
+            batch = self._pool.recv(
+                wanted, timeout=left, batch_wait=self._config.batch_wait, copy=own, infos=False
+            )
             self._timers.add("env_wait", time.perf_counter() - begin)
             self._take(batch, explore)
             self._timers.end_iteration()

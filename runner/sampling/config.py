@@ -89,6 +89,9 @@ class RunnerConfig:
     #: 1: whoever is ready is served. The number of envs: all together, which gives the same
     #: batches each time, and larger ones.
     min_envs: int = 1
+    #: Seconds after the first env was ready, at most, that `min_envs` are waited for; with
+    #: `min_envs=1`, all. None: no limit. For the envs of a pool; not with `pipelined`.
+    batch_wait: float | None = None
     #: Two groups of envs, each with a part of every actor's: one steps while the policy chooses
     #: the actions of the other. The policy is asked for a whole group; `min_envs` counts for
     #: nothing. Only where rows are kept in columns.
@@ -147,9 +150,12 @@ class RunnerConfig:
         check_number("seed", self.seed, whole=True, optional=True)
         check_number("ema_coef", self.ema_coef, optional=True)
         check_number("enough_envs", self.enough_envs, over=0.0, most=1.0)
+        check_number("batch_wait", self.batch_wait, least=0.0, optional=True)
         self._check_kinds()
         if self.pipelined and self.enough_envs < 1.0:
             raise ConfigError("enough_envs: groups that take turns wait for their slowest env")
+        if self.pipelined and self.batch_wait is not None:
+            raise ConfigError("batch_wait: groups that take turns wait for their slowest env")
         if self.run_ahead:
             self._check_run_ahead()
         choices = {
@@ -182,6 +188,12 @@ class RunnerConfig:
         else:
             return
         raise ConfigError(f"run_ahead={self.run_ahead} with {found}")
+
+    def envs_to_wait_for(self, num_envs: int) -> int:
+        """Return for how many of so many envs to wait at a time."""
+        if self.batch_wait is not None and self.min_envs == 1:
+            return num_envs
+        return self.min_envs
 
     def connector(self, kind: Literal["observation", "action"], policy_id: str) -> Connector | None:
         """Return what the observations, or actions, of a policy's agents go through.

@@ -470,7 +470,8 @@ class DictSampler:
             self._go_on(unmet, explore)
             while awaited := self._awaited(unmet):
                 parts = sum(holder.width for holder in unmet)
-                if not (wanted := quotas.to_wait_for(parts, self._config.min_envs)):
+                least = self._config.envs_to_wait_for(parts)
+                if not (wanted := quotas.to_wait_for(parts, least)):
                     late = sorted(self._stepping(awaited))
                     break
                 overdue = self._poll(awaited, deadline, wanted)

@@ -678,6 +678,11 @@ class EnvRunner(BaseEnvRunner, StaysHere):
             config = dataclasses.replace(config, callbacks=self._recorder)
         self._tell_policies()
         pool, bridges = self._envs.pool, self._envs.bridges
+        if bridges and config.batch_wait is not None:
+            raise ConfigError(
+                "batch_wait is for the envs of a pool, and episodes of a bridge come when they "
+                "like; say by min_envs for how many to wait"
+            )
         reason = _why_not_columns(self._envs, config, self._policies.by_id)
         for setting in ("vectorized", "pipelined", "run_ahead"):
             value = getattr(config, setting)
@@ -699,7 +704,9 @@ class EnvRunner(BaseEnvRunner, StaysHere):
                 + (reason or "vectorized=False was asked for")
             )
         clip, num_envs = config.clip_actions, self._envs.num_envs
-        sources: list[Source] = [] if pool is None else [PoolSource(pool, clip_actions=clip)]
+        sources: list[Source] = []
+        if pool is not None:
+            sources.append(PoolSource(pool, clip_actions=clip, batch_wait=config.batch_wait))
         numbers = EnvNumbers(num_envs)
         for index, bridge in enumerate(bridges, num_envs):
             width, least = config.envs_per_bridge, config.min_envs

@@ -90,10 +90,14 @@ class PoolSource:
 
     Args:
         pool: It stays its owner's.
+        batch_wait: As of `ActorPool.poll`.
     """
 
-    def __init__(self, pool: ActorPool, *, clip_actions: bool) -> None:
+    def __init__(
+        self, pool: ActorPool, *, clip_actions: bool, batch_wait: float | None = None
+    ) -> None:
         self._pool = pool
+        self._batch_wait = batch_wait
         self._clips = clip_actions
         self.holders = [EnvQuotaHolder(env_id, [Slot(env_id)]) for env_id in range(pool.num_envs)]
         self._named = {
@@ -124,7 +128,7 @@ class PoolSource:
 
     def poll(self, timeout: float | None, min_envs: int) -> Polled:
         """Wait for envs, as `ActorPool.poll`."""
-        polled = Polled(self._pool.poll(timeout, min_envs=min_envs))
+        polled = Polled(self._pool.poll(timeout, min_envs=min_envs, batch_wait=self._batch_wait))
         for env_id, agents in polled.result.observations.items():
             for agent_id in agents.keys() - self._named.keys() - self._others.keys():
                 self._meet(agent_id, env_id)

@@ -117,6 +117,19 @@ def test_each_env_goes_the_way_of_a_plain_env(make: Make, env_id: str, shared_me
         assert way == expected
 
 
+def test_after_the_batch_wait_whoever_is_ready_is_returned(make: Make, tmp_path: Path) -> None:
+    envs = [CountingEnv, partial(GatedEnv, tmp_path / "open")]
+    pool = make(envs, num_actors=2)
+    pool.reset()
+    batch = pool.recv(2, timeout=PATIENCE, batch_wait=PATIENCE)
+    assert sorted(batch.env_ids.tolist()) == [0, 1]
+    pool.send([1, 1])
+    batch = pool.recv(2, timeout=PATIENCE, batch_wait=0.01)
+    assert (batch.env_ids.tolist(), batch.late) == ([0], [])
+    with pytest.raises(ConfigError, match="batch_wait must be a number"):
+        pool.recv(2, batch_wait=True)
+
+
 def _row(observations: Any, row: int) -> Any:
     if isinstance(observations, tuple):
         return tuple(part[row].tolist() for part in observations)

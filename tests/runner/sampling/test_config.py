@@ -150,6 +150,25 @@ def test_no_two_lives_of_any_runners_have_one_worker_index() -> None:
     assert min(indices) == 7
 
 
+# --- how many envs to wait for ---------------------------------------------------------------
+
+
+def test_with_a_batch_wait_one_env_stands_for_all() -> None:
+    assert RunnerConfig().envs_to_wait_for(8) == 1
+    assert RunnerConfig(min_envs=3).envs_to_wait_for(8) == 3
+    assert RunnerConfig(batch_wait=0.0).envs_to_wait_for(8) == 8
+    assert RunnerConfig(batch_wait=0.1, min_envs=3).envs_to_wait_for(8) == 3
+
+
+def test_a_batch_wait_that_cannot_be_is_refused() -> None:
+    odds: dict[Any, str] = {-0.1: "must be at least 0", "1": "must be a number"}
+    for odd, reason in odds.items():
+        with pytest.raises(ConfigError, match=f"batch_wait {reason}"):
+            RunnerConfig(batch_wait=odd)
+    with pytest.raises(ConfigError, match="batch_wait: groups that take turns"):
+        RunnerConfig(batch_wait=0.1, pipelined=True)
+
+
 # --- episodes without an end ----------------------------------------------------------------
 
 

@@ -530,3 +530,44 @@ def test_a_connector_of_a_policy_that_is_not_there_is_told_of(
         runner.sample(num_env_steps=2)
     assert caplog.text.count("observation_connector has the policies ['default']") == 1
     assert "there are ['default_policy']" in caplog.text
+
+
+# --- how long to wait for more envs ----------------------------------------------------------
+
+
+class Sizes(Policy):
+    """Notes how many rows it is asked about, and calls a function before some question."""
+
+    def __init__(self, before: int = -1, then: Callable[[], object] = bool) -> None:
+        self.sizes: list[int] = []
+        self.before, self.then = before, then
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        if len(self.sizes) == self.before:
+            self.then()
+        self.sizes.append(len(observations))
+        return PolicyOutput(zeros(observations), states)
+
+
+@BOTH
+def test_a_slow_env_holds_the_others_up_for_the_batch_wait_only(
+    make: Make, mode: str, vectorized: bool, tmp_path: Path
+) -> None:
+    gate = tmp_path / "open"
+    policy = Sizes(3, gate.touch)  # by `min_envs` alone, only the first question would come
+    envs = [functools.partial(CountingEnv, 9), functools.partial(GatedEnv, gate, 9)]
+    settings: dict[str, Any] = {"min_envs": 2, "batch_wait": 0.02}
+    runner = make(envs, policy, mode, rollout_fragment_length=5, vectorized=vectorized, **settings)
+    batch = runner.sample(timeout=PATIENCE).single()
+    assert batch["t"].tolist() == [0, 1, 2, 3, 4] * 2
+
+
+@BOTH
+def test_with_a_batch_wait_all_envs_are_waited_for(make: Make, mode: str, vectorized: bool) -> None:
+    policy = Sizes()
+    settings: dict[str, Any] = {"batch_wait": PATIENCE, "vectorized": vectorized}
+    runner = make(counting(3, 9), policy, mode, rollout_fragment_length=5, **settings)
+    runner.sample()
+    assert policy.sizes == [3] * 5
+    without = make(counting(3, 9), Sizes(), mode, actors=0, rollout_fragment_length=5, **settings)
+    assert len(without.sample()) == 15
