@@ -383,6 +383,11 @@ class EnvRunner(BaseEnvRunner, StaysHere):
             raise
         return sample
 
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield `sample()` again and again, until the runner is stopped."""
+        while not self._envs.closed:
+            yield self.sample()
+
     def serve(self, seconds: float, *, explore: bool | None = None) -> None:
         """Answer the simulators of its bridges for some time, without sampling.
 

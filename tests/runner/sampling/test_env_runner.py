@@ -571,3 +571,20 @@ def test_with_a_batch_wait_all_envs_are_waited_for(make: Make, mode: str, vector
     assert policy.sizes == [3] * 5
     without = make(counting(3, 9), Sizes(), mode, actors=0, rollout_fragment_length=5, **settings)
     assert len(without.sample()) == 15
+
+
+@BOTH
+def test_a_runner_is_iterated_over_sample_by_sample_until_it_is_stopped(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    for actors in (2, 0):
+        runner = make(
+            counting(2, 9), None, mode, actors, rollout_fragment_length=3, vectorized=vectorized
+        )
+        taken = []
+        for sample in runner:
+            taken.append(sample.single()["t"].tolist())
+            if len(taken) == 3:
+                runner.stop()
+        assert taken == [[0, 1, 2] * 2, [3, 4, 5] * 2, [6, 7, 8] * 2]
+        assert list(runner) == []
