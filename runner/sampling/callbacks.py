@@ -5,9 +5,10 @@ Leaves out who calls them (`dict_sampler.py`, `column_sampler.py`, `env_runner.p
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from envbus.bus.errors import EnvbusError
 from envbus.runner.data.episode import EpisodeRecorder
@@ -15,6 +16,7 @@ from envbus.runner.workers.faults import Fault
 
 if TYPE_CHECKING:
     from envbus.runner.sampling.config import Sample
+    from envbus.runner.sampling.env_runner import EnvRunner
 
 __all__ = ["CallbackError", "Callbacks"]
 
@@ -28,12 +30,42 @@ class CallbackError(EnvbusError):
     """
 
 
+class _Caller:
+    """Who calls; a copy, also a pickled one, has nobody."""
+
+    def __init__(self, runner: EnvRunner | None = None) -> None:
+        self._runner = None if runner is None else weakref.ref(runner)
+
+    def find(self) -> EnvRunner | None:
+        """Return it, if there is one."""
+        return None if self._runner is None else self._runner()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Caller, ()
+
+
 class Callbacks:
     """Derive from it and write the methods that you need.
 
     Per episode: created, start, step, ..., step, end. An episode may be written to:
     `custom_metrics` (numbers, which `get_metrics` averages) and `user_data`.
     """
+
+    _caller = _Caller()
+
+    @property
+    def runner(self) -> EnvRunner:
+        """The runner that calls; its policies are `self.runner.policies`.
+
+        Raises:
+            RuntimeError: None samples with these callbacks.
+        """
+        runner = self._caller.find()
+        if runner is None:
+            raise RuntimeError(
+                "these callbacks have no runner; they have one from its first sample"
+            )
+        return runner
 
     def on_sub_environment_created(self, *, env_id: int, incarnation: int) -> None:
         """An env exists: called for each before the first sample, and again for each new life."""
@@ -55,6 +87,11 @@ class Callbacks:
 
     def on_sample_end(self, *, sample: Sample) -> None:
         """What `sample` returns; called once each time."""
+
+
+def let_know(callbacks: Callbacks, runner: EnvRunner) -> None:
+    """Say who calls from now on: several runners may have the same callbacks."""
+    vars(callbacks)["_caller"] = _Caller(runner)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from envbus.runner.policies.policy_map import Policies, PolicyMap, check_state, 
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.base_runner import BaseEnvRunner
-from envbus.runner.sampling.callbacks import naming, wants_episodes
+from envbus.runner.sampling.callbacks import let_know, naming, wants_episodes
 from envbus.runner.sampling.column_sampler import ColumnSampler
 from envbus.runner.sampling.columns import Make
 from envbus.runner.sampling.config import (
@@ -361,6 +361,7 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         )
         if not live.any():
             self.assert_healthy()
+        let_know(config.callbacks, self)
         try:
             self._tell_connectors(explore)
             self._begin(quotas, force_reset=force_reset)
@@ -795,6 +796,7 @@ class EnvRunner(BaseEnvRunner, StaysHere):
     def _serve(self, deadline: float, explore: bool | None, is_over: Callable[[], bool]) -> None:
         sampler = self._bridged()
         explore = self.config.explore if explore is None else explore
+        let_know(self.config.callbacks, self)
         try:
             self._tell_connectors(explore)
             self._give_up_lost()

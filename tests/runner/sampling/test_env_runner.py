@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -571,6 +572,47 @@ def test_with_a_batch_wait_all_envs_are_waited_for(make: Make, mode: str, vector
     assert policy.sizes == [3] * 5
     without = make(counting(3, 9), Sizes(), mode, actors=0, rollout_fragment_length=5, **settings)
     assert len(without.sample()) == 15
+
+
+# --- callbacks that know their runner, and iteration -----------------------------------------
+
+
+class Knowing(Callbacks):
+    """Notes what there is when it is called."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_sample_end(self, *, sample: Sample) -> None:
+        self.seen.append((self.runner, self.runner.policies))
+
+
+@BOTH
+def test_callbacks_know_the_runner_that_calls_and_its_policies(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    callbacks = Knowing()
+    with pytest.raises(RuntimeError, match="no runner"):
+        _ = callbacks.runner
+    policy = MlpPolicy(CountingEnv.observation_space, CountingEnv.action_space)
+    settings: dict[str, Any] = {"vectorized": vectorized, "rollout_fragment_length": 2}
+    runners = [make(counting(1), policy, mode, callbacks=callbacks, **settings) for _ in range(2)]
+    for index in (0, 1, 0):  # both have the same callbacks
+        runners[index].sample()
+        assert callbacks.seen[-1] == (runners[index], {"default_policy": policy})
+    callbacks.seen.clear()
+    copied = pickle.loads(pickle.dumps(runners[0].config)).callbacks
+    with pytest.raises(RuntimeError, match="no runner"):
+        _ = copied.runner
+
+
+def test_callbacks_of_single_episodes_may_use_the_runner(make: Make) -> None:
+    class Annealing(Callbacks):
+        def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+            self.runner.set_weights(self.runner.get_weights(), version=episode.eps_id + 10)
+
+    runner = make(counting(1, 2), callbacks=Annealing(), rollout_fragment_length=5)
+    assert runner.sample().single()["policy_version"].tolist() == [0, 0, 10, 10, 11]
 
 
 @BOTH
