@@ -6,7 +6,7 @@ Leaves out how rows are recorded (`episode.py`) and what is computed from them (
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
@@ -294,6 +294,14 @@ class SampleBatch:
     def split_by_trajectory(self) -> list[SampleBatch]:
         """Return views of the runs that `trajectory_starts` tells apart."""
         return self._split(self.trajectory_starts())
+
+    def map_trajectories(self, function: Callable[[SampleBatch], SampleBatch]) -> SampleBatch:
+        """Return what a function makes of each trajectory, one after the other, in new memory.
+
+        Raises:
+            ValueError: As `concatenate`.
+        """
+        return SampleBatch.concatenate(map(function, self.split_by_trajectory()))
 
     def split_by_episode(self) -> list[SampleBatch]:
         """Return views of the runs of rows with one `eps_id`, whatever their agents.

@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number
-from envbus.runner.data.batch import MultiAgentBatch
+from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.metrics import EpisodeResult
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.connectors import Connector, Pipeline, single_connectors
+from envbus.runner.policies.policy import Policy
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.sampling.video import VideoConfig
 from envbus.runner.workers.config import check_kind
@@ -29,6 +30,7 @@ __all__ = [
     "EnvQuotas",
     "Phase",
     "PolicyMapping",
+    "Postprocess",
     "Quota",
     "RunnerConfig",
     "Sample",
@@ -56,6 +58,8 @@ _LEAST = {
 _Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 #: `(agent_id, episode) -> policy id`.
 PolicyMapping: TypeAlias = Callable[[AgentID, EpisodeRecorder], str]
+#: `(rows of a policy, that policy) -> rows`.
+Postprocess: TypeAlias = Callable[[SampleBatch, "Policy | None"], SampleBatch]
 
 
 class Phase(enum.IntEnum):
@@ -124,6 +128,10 @@ class RunnerConfig:
     #: Bring actions, last of all, into the finite bounds of the action space's Boxes, also inside
     #: Dict and Tuple: those of a Gaussian leave them. The batch has what the policy gave.
     clip_actions: bool = True
+    #: Called where the rows are made, with those of each policy in a sample, one trajectory after
+    #: the other (`SampleBatch.map_trajectories`), and with the policy; None of one that was
+    #: removed. Returns the rows that leave: with more columns, such as advantages, or others.
+    postprocess: Postprocess | None = None
     #: What becomes of the rows of an episode whose env failed: none leaves the runner, or they
     #: are kept up to the fault, and truncated there.
     faulty_episodes: Literal["drop", "truncate"] = "drop"
@@ -172,6 +180,10 @@ class RunnerConfig:
         if self.video is not None:
             check_kind("video", self.video, VideoConfig, example='VideoConfig(folder="videos")')
         check_mapping(self.policy_mapping_fn)
+        if self.postprocess is not None and not callable(self.postprocess):
+            raise ConfigError(
+                f"postprocess must be a function of rows and policy, not {self.postprocess!r:.80}"
+            )
         for name in ("observation_connector", "action_connector"):
             if (given := getattr(self, name)) is not None:
                 for one in given.values() if isinstance(given, Mapping) else (given,):

@@ -30,6 +30,7 @@ from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.runner.bridge.bridge import ExternalEnvBridge
+from envbus.runner.data.batch import SampleBatch
 from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.engine.env_calls import SubEnvironment
@@ -45,6 +46,7 @@ from envbus.runner.sampling.columns import Make
 from envbus.runner.sampling.config import (
     EnvQuotas,
     PolicyMapping,
+    Postprocess,
     RunnerConfig,
     Sample,
     check_mapping,
@@ -370,6 +372,8 @@ class EnvRunner(BaseEnvRunner, StaysHere):
             finally:  # also where a simulator has ended, and episodes go on
                 self._uses = self._envs.uses
             self._num_samples += 1
+            if config.postprocess is not None:
+                sample = self._postprocessed(sample, config.postprocess)
             self.metrics.add_steps(
                 env_steps=sample.env_steps,
                 agent_steps=sample.agent_steps,
@@ -768,6 +772,16 @@ class EnvRunner(BaseEnvRunner, StaysHere):
             self._reset(None)
         self._lost_track = False
         self._give_up_lost(force_reset=force_reset)
+
+    def _postprocessed(self, sample: Sample, function: Postprocess) -> Sample:
+        batches = {}
+        for policy_id, rows in sample.policy_batches.items():
+            with naming("postprocess"):
+                made = function(rows, self.policies.get(policy_id))
+                if not isinstance(made, SampleBatch):
+                    raise TypeError(f"it returned {brief(made)}, and rows are a SampleBatch")
+            batches[policy_id] = made
+        return dataclasses.replace(sample, policy_batches=batches)
 
     def _lose_track(self, error: BaseException) -> None:
         """A sample, or `serve`, has raised something."""

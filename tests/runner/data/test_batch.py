@@ -206,6 +206,20 @@ def test_runs_of_unequal_length_are_filled_up_and_marked() -> None:
     assert SampleBatch({}).padded()[1].shape == (0, 0)
 
 
+def test_a_function_makes_rows_of_each_trajectory() -> None:
+    whole = batch([1, 1, 2], [0, 1, 0])
+    seen: list[list[int]] = []
+
+    def last(rows: SampleBatch) -> SampleBatch:
+        seen.append(rows["t"].tolist())
+        return rows[-1:].with_columns(length=np.array([len(rows)]))
+
+    made = whole.map_trajectories(last)
+    assert seen == [[0, 1], [0]]
+    assert (made["eps_id"].tolist(), made["length"].tolist()) == ([1, 2], [2, 1])
+    assert len(SampleBatch({}).map_trajectories(last)) == 0
+
+
 def recurrent() -> SampleBatch:
     """Trajectories of 5, 2 and 3 rows; the state before a row is ten times its number."""
     rows = batch([1] * 5 + [2] * 2 + [3] * 3, [*range(5), *range(2), *range(3)])

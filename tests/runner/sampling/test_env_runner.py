@@ -13,6 +13,8 @@ from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
+from envbus.runner.data.advantages import add_gae, bootstrap_rows
+from envbus.runner.data.batch import SampleBatch
 from envbus.runner.policies.connectors import (
     ClipActions,
     Connector,
@@ -572,6 +574,66 @@ def test_with_a_batch_wait_all_envs_are_waited_for(make: Make, mode: str, vector
     assert policy.sizes == [3] * 5
     without = make(counting(3, 9), Sizes(), mode, actors=0, rollout_fragment_length=5, **settings)
     assert len(without.sample()) == 15
+
+
+# --- what becomes of rows before they leave --------------------------------------------------
+
+
+def with_advantages(rows: SampleBatch, policy: Any) -> SampleBatch:
+    ends = rows["terminateds"], rows["truncateds"]
+    valid = rows["next_obs_valid"]
+    (last,) = bootstrap_rows(*ends, starts=rows.trajectory_starts(), next_obs_valid=valid)
+    values = np.zeros(0)
+    if len(last):
+        answer = policy.compute_actions(rows["next_obs"][last], None, explore=False)
+        values = answer.extras["vf_preds"]
+    return add_gae(rows, values, gamma=0.9, gae_lambda=0.8)
+
+
+@BOTH
+def test_rows_are_postprocessed_where_they_are_made_by_policy_or_by_trajectory(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    lengths: list[int] = []
+
+    def one_by_one(rows: SampleBatch, policy: Any) -> SampleBatch:
+        def one(trajectory: SampleBatch) -> SampleBatch:
+            lengths.append(len(trajectory))
+            return with_advantages(trajectory, policy)
+
+        return rows.map_trajectories(one)
+
+    found = []
+    for function in (with_advantages, one_by_one):
+        runner = make(
+            counting(2, 4),
+            MlpPolicy,
+            mode,
+            seed=0,
+            min_envs=2,
+            rollout_fragment_length=6,
+            vectorized=vectorized,
+            explore=False,
+            postprocess=function,
+        )
+        found.append(runner.sample().single())
+        assert runner.get_metrics()["num_agent_steps_sampled"] == 12
+    assert lengths == [4, 2] * 2
+    whole, split = found
+    assert {"advantages", "value_targets", "loss_mask"} <= whole.columns.keys()
+    np.testing.assert_allclose(whole["advantages"], split["advantages"], rtol=1e-4)
+    assert whole["t"].tolist() == split["t"].tolist()
+
+
+def test_what_postprocesses_may_leave_rows_out_and_has_to_return_some(make: Make) -> None:
+    runner = make(counting(2, 4), postprocess=lambda rows, _: rows[rows["env_id"] == 1])
+    sample = runner.sample(num_env_steps=8)
+    assert (sample.env_steps, sample.agent_steps) == (8, 4)
+    wrong = make(counting(1, 4), postprocess=lambda rows, _: None)
+    with pytest.raises(CallbackError, match="postprocess raised TypeError: it returned None, and"):
+        wrong.sample()
+    with pytest.raises(ConfigError, match="postprocess must be a function of rows and policy"):
+        make(counting(1, 4), postprocess=5)
 
 
 # --- callbacks that know their runner, and iteration -----------------------------------------
