@@ -152,6 +152,8 @@ class EpisodeRecorder:
         self.last_infos: dict[AgentID, Mapping[str, Any]] = {}
         #: For callbacks to write to.
         self.custom_metrics: dict[str, float] = {}
+        self.hist_data: dict[str, list[float]] = {}
+        self.media: dict[str, Any] = {}
         self.user_data: dict[str, Any] = {}
         self._policy_mapping_fn = policy_mapping_fn
         self._infos = infos
@@ -402,6 +404,13 @@ class EpisodeRecorder:
                 raise TypeError(
                     f"custom_metrics[{name!r}] is {brief(value)}; they are numbers"
                 ) from None
+        for name, values in self.hist_data.items():
+            try:
+                self.hist_data[name] = [float(value) for value in values]
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"hist_data[{name!r}] is {brief(values)}; they are lists of numbers"
+                ) from None
 
     def result(self) -> EpisodeResult:
         """Return the episode's summary so far."""
@@ -427,6 +436,8 @@ class EpisodeRecorder:
             custom_metrics=dict(self.custom_metrics),
             episode_id=self.episode_id,
             training_enabled=self.training_enabled,
+            hist_data=dict(self.hist_data),
+            media=dict(self.media),
         )
 
     @property

@@ -17,11 +17,13 @@ from envbus.bus.settings import check_number
 from envbus.runner.data.trajectory import AgentID
 
 __all__ = [
+    "MOST_MEDIA",
     "MOST_RESULTS",
     "PERF_TIMERS",
     "EpisodeResult",
     "MetricsDelta",
     "PerfTimers",
+    "RecentResults",
     "SampleMetrics",
     "summarize",
 ]
@@ -48,6 +50,8 @@ _COUNTS = (
 )
 #: Episodes that are remembered until they are read, the latest: some 90 MB of those with one agent.
 MOST_RESULTS: Final = 100_000
+#: Of how many of them media are: a frame is some 100 kB, a film of frames a hundred times that.
+MOST_MEDIA: Final = 100
 #: Counted per policy, under its name and the policy's id behind a slash.
 _MODULE_STEPS = "num_module_steps_sampled"
 _SPREAD = ("mean", "min", "max")
@@ -85,6 +89,10 @@ class EpisodeResult(msgspec.Struct, frozen=True):
     episode_id: str = ""
     #: Whether its rows were meant to be trained on, and left.
     training_enabled: bool = True
+    #: Numbers that callbacks noted, by name, as many as they liked.
+    hist_data: dict[str, list[float]] = {}
+    #: What else callbacks kept, by name: images, sounds, paths of films.
+    media: dict[str, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A sample of a group may bring hundreds: in a third of the time that msgspec's own takes.
@@ -104,9 +112,10 @@ def summarize(results: Iterable[EpisodeResult]) -> dict[str, Any]:
 
     `episode_return_{mean,min,max}`, `episode_len_{mean,min,max}` (env steps),
     `agent_episode_returns_{...}` by agent id, `module_episode_returns_{...}` by policy id (one
-    value per agent and episode) and `custom_metrics`. Faulty episodes, those in which nobody
-    ever acted and those that are not to be trained on are left out; without any other, so are the
-    names that would have no value, and the dicts are empty.
+    value per agent and episode), `custom_metrics`, `hist_data` (all numbers of a name, in the order
+    of episodes) and `episode_media` (a list per name, with an item per episode that has one).
+    Faulty episodes, those in which nobody ever acted and those that are not to be trained on are
+    left out; without any other, so are the names that would have no value, and the dicts are empty.
     """
     episodes = [
         result
@@ -116,6 +125,8 @@ def summarize(results: Iterable[EpisodeResult]) -> dict[str, Any]:
     agents: dict[AgentID, list[float]] = {}
     policies: dict[str, list[float]] = {}
     custom: dict[str, list[float]] = {}
+    noted: dict[str, list[float]] = {}
+    media: dict[str, list[Any]] = {}
     for result in episodes:
         for agent_id, value in result.agent_returns.items():
             agents.setdefault(agent_id, []).append(value)
@@ -123,6 +134,10 @@ def summarize(results: Iterable[EpisodeResult]) -> dict[str, Any]:
                 policies.setdefault(policy_id, []).append(value)
         for name, value in result.custom_metrics.items():
             custom.setdefault(name, []).append(value)
+        for name, values in result.hist_data.items():
+            noted.setdefault(name, []).extend(values)
+        for name, item in result.media.items():
+            media.setdefault(name, []).append(item)
     out: dict[str, Any] = {}
     if episodes:
         out |= _spread("episode_return", [result.episode_return for result in episodes])
@@ -136,17 +151,47 @@ def summarize(results: Iterable[EpisodeResult]) -> dict[str, Any]:
     out["custom_metrics"] = {}
     for name, values in custom.items():
         out["custom_metrics"] |= _spread(name, values)
+    out["hist_data"], out["episode_media"] = noted, media
     return out
+
+
+class RecentResults:
+    """The latest episodes that have ended: 100,000 of them, and the media of 100."""
+
+    def __init__(self) -> None:
+        self._results: deque[EpisodeResult] = deque(maxlen=MOST_RESULTS)
+        self._appended = 0
+        #: Which ones have media, counted as they were appended.
+        self._with_media: deque[int] = deque()
+
+    def append(self, result: EpisodeResult) -> None:
+        """Add one; the oldest of too many leaves, or its media do."""
+        self._results.append(result)
+        self._appended += 1
+        if not result.media:
+            return
+        self._with_media.append(self._appended - 1)
+        if len(self._with_media) > MOST_MEDIA:
+            index = self._with_media.popleft() - (self._appended - len(self._results))
+            if index >= 0:
+                self._results[index] = msgspec.structs.replace(self._results[index], media={})
+
+    def take(self) -> list[EpisodeResult]:
+        """Return them in their order, and forget them."""
+        taken = list(self._results)
+        self._results.clear()
+        self._with_media.clear()
+        return taken
 
 
 class SampleMetrics:
     """Counts and finished episodes since they were last read, and counts over the whole life.
 
-    Of the episodes it has the latest 100,000: it may be that nobody reads them.
+    Of the episodes it has the latest ones only: it may be that nobody reads them.
     """
 
     def __init__(self) -> None:
-        self._results: deque[EpisodeResult] = deque(maxlen=MOST_RESULTS)
+        self._results = RecentResults()
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lifetime = dict.fromkeys(_COUNTS, 0)
 
@@ -190,28 +235,27 @@ class SampleMetrics:
         `faulty_eps_ids` are the ids of faulty episodes of which fragments had left before the
         fault.
         """
-        results = list(self._results)
+        results = self._results.take()
         out = summarize(results)
         out |= _by_policy(self._counts)
         out |= {f"{name}_lifetime": count for name, count in _by_policy(self._lifetime).items()}
         out["faulty_eps_ids"] = [
             result.eps_id for result in results if result.faulty and result.fragments
         ]
-        self._results.clear()
         self._counts = dict.fromkeys(_COUNTS, 0)
         return out
 
     def collect_delta(self) -> MetricsDelta:
         """Return what `read` would tell of, and clear it."""
         counts = {name: count for name, count in self._counts.items() if count}
-        delta = MetricsDelta(results=list(self._results), counts=counts)
-        self._results.clear()
+        delta = MetricsDelta(results=self._results.take(), counts=counts)
         self._counts = dict.fromkeys(_COUNTS, 0)
         return delta
 
     def add_delta(self, delta: MetricsDelta) -> None:
         """Count what another has collected."""
-        self._results += delta.results
+        for result in delta.results:
+            self._results.append(result)
         for name, count in delta.counts.items():
             self._count(name, count)
 

@@ -48,7 +48,8 @@ class Callbacks:
     """Derive from it and write the methods that you need.
 
     Per episode: created, start, step, ..., step, end. An episode may be written to:
-    `custom_metrics` (numbers, which `get_metrics` averages) and `user_data`.
+    `custom_metrics` (numbers, which `get_metrics` averages), `hist_data` (lists of numbers, which
+    it joins), `media` (anything) and `user_data`.
     """
 
     _caller = _Caller()

@@ -25,7 +25,13 @@ from envbus.bus.interrupts import uninterrupted
 from envbus.runner.bridge.results import acting
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.data.episode import EpisodeIds, EpisodeRecorder
-from envbus.runner.data.metrics import MOST_RESULTS, EpisodeResult, PerfTimers, SampleMetrics
+from envbus.runner.data.metrics import (
+    MOST_RESULTS,
+    EpisodeResult,
+    PerfTimers,
+    RecentResults,
+    SampleMetrics,
+)
 from envbus.runner.data.nested import Tree, row_of
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.policy_map import PolicyMap
@@ -87,20 +93,19 @@ class _Episodes:
         self.policy_mapping_fn = config.policy_mapping_fn
         # As many as metrics have, which are the same ones: no sample may be taken for long.
         self._faults: deque[Fault] = deque(maxlen=MOST_RESULTS)
-        self._results: deque[EpisodeResult] = deque(maxlen=MOST_RESULTS)
+        self._results = RecentResults()
 
     def take_events(self) -> tuple[tuple[Fault, ...], tuple[EpisodeResult, ...]]:
         """Return the faults and the ends of episodes since the last call, the latest of many."""
-        taken = tuple(self._faults), tuple(self._results)
+        faults = tuple(self._faults)
         self._faults.clear()
-        self._results.clear()
-        return taken
+        return faults, tuple(self._results.take())
 
     def forget_results(self, env_ids: Collection[int]) -> None:
         """Tell nothing of episodes of these envs that have ended: their rows do not leave."""
-        kept = [one for one in self._results if one.env_id not in env_ids]
-        self._results.clear()
-        self._results += kept
+        for result in self._results.take():
+            if result.env_id not in env_ids:
+                self._results.append(result)
 
     def create(self, slot: Slot) -> None:
         """Begin an episode whose first observations are awaited."""

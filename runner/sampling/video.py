@@ -138,9 +138,10 @@ class VideoRecorder(Callbacks):
             self._film(episode.env_id)
 
     def on_episode_end(self, *, episode: EpisodeRecorder, fault: Fault | None = None) -> None:
-        """Finish the film."""
+        """Finish the film; the episode's media say where it is."""
         self._callbacks.on_episode_end(episode=episode, fault=fault)
-        self._finish(episode.env_id)
+        if (path := self._finish(episode.env_id)) is not None:
+            episode.media["video"] = str(path)
 
     def close(self) -> None:
         """Finish all films. Idempotent."""
@@ -202,18 +203,23 @@ class VideoRecorder(Callbacks):
             self._give_up(film, exc)
 
     @uninterrupted_call
-    def _finish(self, env_id: int) -> None:
-        if env_id in self._open:
-            film = self._open.pop(env_id)
-            try:
-                ffmpeg = _ffmpeg_of(film.writer)
-                film.writer.close()
-                if ffmpeg is not None and (code := ffmpeg.poll()):
-                    raise OSError(f"ffmpeg has ended with {code}: it could not write all of it")
-                if film.has_frames:
-                    film.unfinished.replace(film.path)
-            except Exception as exc:  # as above
-                self._give_up(film, exc)
+    def _finish(self, env_id: int) -> Path | None:
+        """Return the file of a film that is finished; None: there is none."""
+        film = self._open.pop(env_id, None)
+        if film is None:
+            return None
+        try:
+            ffmpeg = _ffmpeg_of(film.writer)
+            film.writer.close()
+            if ffmpeg is not None and (code := ffmpeg.poll()):
+                raise OSError(f"ffmpeg has ended with {code}: it could not write all of it")
+            if not film.has_frames:
+                return None
+            film.unfinished.replace(film.path)
+        except Exception as exc:  # as above
+            self._give_up(film, exc)
+            return None
+        return film.path
 
     def _give_up(self, film: _Film, exc: Exception) -> None:
         logger.error("the film %s is given up: %s: %s", film.path, type(exc).__name__, exc)

@@ -732,3 +732,18 @@ def test_an_episode_gives_a_part_of_its_rows_and_goes_on(steps: int, ragged: boo
         for name in other.columns:
             np.testing.assert_equal(one[name], other[name])
     assert [batch["truncateds"].sum() for batch in whole] == [2, 1]
+
+
+def test_what_callbacks_note_is_part_of_the_result_as_it_is_then() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    noted: Any = recorder.hist_data
+    noted["speed"] = [1, np.float32(0.5)]
+    recorder.media["picture"] = b"..."
+    recorder.check_metrics()
+    result = recorder.result()
+    assert (result.hist_data, result.media) == ({"speed": [1.0, 0.5]}, {"picture": b"..."})
+    recorder.media.clear()
+    assert result.media == {"picture": b"..."}
+    noted["speed"] = 5.0
+    with pytest.raises(TypeError, match=r"hist_data\['speed'\] is 5\.0; they are lists of numbers"):
+        recorder.check_metrics()

@@ -6,9 +6,11 @@ import pytest
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.metrics import (
+    MOST_MEDIA,
     PERF_TIMERS,
     EpisodeResult,
     PerfTimers,
+    RecentResults,
     SampleMetrics,
 )
 
@@ -195,3 +197,54 @@ def test_what_others_have_counted_is_added_once() -> None:
     assert read["num_env_restarts_lifetime"] == 1
     assert there.read()["num_episodes"] == 0
     assert there.read()["num_env_steps_sampled_lifetime"] == 10
+
+
+def test_lists_of_numbers_are_joined_and_media_are_listed() -> None:
+    metrics = SampleMetrics()
+    metrics.add_episode(result(hist_data={"speed": [1.0, 2.0]}, media={"video": "a.mp4"}))
+    metrics.add_episode(result(hist_data={"speed": [3.0], "hits": [0.0]}))
+    metrics.add_episode(result(media={"video": "b.mp4"}))
+    metrics.add_episode(result(faulty=True, hist_data={"speed": [9.0]}, media={"video": "c.mp4"}))
+    read = metrics.read()
+    assert read["hist_data"] == {"speed": [1.0, 2.0, 3.0], "hits": [0.0]}
+    assert read["episode_media"] == {"video": ["a.mp4", "b.mp4"]}
+    read = metrics.read()
+    assert (read["hist_data"], read["episode_media"]) == ({}, {})
+
+
+def test_of_many_episodes_the_latest_keep_their_media() -> None:
+    recent = RecentResults()
+    for number in range(MOST_MEDIA + 20):
+        recent.append(result(eps_id=2 * number, media={"number": number}))
+        recent.append(result(eps_id=2 * number + 1))
+    taken = recent.take()
+    assert [one.eps_id for one in taken] == [*range(2 * MOST_MEDIA + 40)]
+    kept = [one.media["number"] for one in taken if one.media]
+    assert kept == [*range(20, MOST_MEDIA + 20)]
+    assert recent.take() == []
+    recent.append(result(media={"number": 1}))
+    assert len(recent.take()[0].media) == 1
+
+
+def test_media_leave_with_their_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envbus.runner.data.metrics.MOST_RESULTS", 5)
+    monkeypatch.setattr("envbus.runner.data.metrics.MOST_MEDIA", 2)
+    recent = RecentResults()
+    for number in range(4):
+        recent.append(result(media={"number": number}))
+        for _ in range(5):
+            recent.append(result())
+    for number in range(3):
+        recent.append(result(media={"number": number}))
+    assert [one.media for one in recent.take()] == [{}, {}, {}, {"number": 1}, {"number": 2}]
+
+
+def test_another_adds_lists_and_media_too() -> None:
+    one, other = SampleMetrics(), SampleMetrics()
+    one.add_episode(result(hist_data={"speed": [1.0]}, media={"video": "a.mp4"}))
+    other.add_delta(one.collect_delta())
+    read = other.read()
+    assert (read["hist_data"], read["episode_media"]) == (
+        {"speed": [1.0]},
+        {"video": ["a.mp4"]},
+    )

@@ -26,6 +26,7 @@ from envbus.runner.group.rounds import Rounds, RunnerProcess
 from envbus.runner.policies.connectors import Normalize, Pipeline
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
+from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from tests.actors.agent_envs import RoundRobinEnv
@@ -466,6 +467,25 @@ def test_a_connector_of_two_policies_learns_once_from_each_row_and_not_while_it_
     normalize.update = True
     group.sample(20, timeout=PATIENCE)
     assert count() == 84
+
+
+class Keeping(Callbacks):
+    def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+        episode.hist_data["policies"] = [len(self.runner.policies)]
+        episode.media["pid"] = os.getpid()
+
+
+def test_what_callbacks_keep_of_episodes_comes_from_all_runners(make: Make) -> None:
+    def pool(index: int) -> ActorPool:
+        envs = [functools.partial(CountingEnv, 5)] * 2
+        return ActorPool(envs, num_actors=1, autoreset_mode="Disabled")
+
+    group = make(pool, callbacks=Keeping(), rollout_fragment_length=5)
+    sample = group.sample(timeout=PATIENCE)
+    assert [result.hist_data for result in sample.episodes] == [{"policies": [1.0]}] * 4
+    metrics = group.get_metrics()
+    assert metrics["hist_data"] == {"policies": [1.0] * 4}
+    assert len(set(metrics["episode_media"]["pid"])) == 2
 
 
 @pytest.mark.slow

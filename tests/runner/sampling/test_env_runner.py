@@ -692,3 +692,77 @@ def test_a_runner_is_iterated_over_sample_by_sample_until_it_is_stopped(
                 runner.stop()
         assert taken == [[0, 1, 2] * 2, [3, 4, 5] * 2, [6, 7, 8] * 2]
         assert list(runner) == []
+
+
+# --- what callbacks keep of episodes ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("actors", [2, 0])
+def test_lists_and_media_of_episodes_stand_in_the_metrics(make: Make, actors: int) -> None:
+    class Keeping(Callbacks):
+        def on_episode_step(self, *, episode: Any) -> None:
+            episode.hist_data.setdefault("t", []).append(np.int64(episode.length))
+
+        def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+            episode.media["last"] = np.full(2, episode.eps_id)
+
+    runner = make(counting(1, 3), callbacks=Keeping(), actors=actors, rollout_fragment_length=6)
+    sample = runner.sample()
+    assert [result.hist_data for result in sample.episodes] == [{"t": [1.0, 2.0, 3.0]}] * 2
+    metrics = runner.get_metrics()
+    assert metrics["hist_data"] == {"t": [1.0, 2.0, 3.0] * 2}
+    assert [item.tolist() for item in metrics["episode_media"]["last"]] == [[0, 0], [1, 1]]
+    runner.sample(num_env_steps=1)
+    metrics = runner.get_metrics()
+    assert (metrics["hist_data"], metrics["episode_media"]) == ({}, {})
+
+
+def test_a_list_that_holds_no_number_is_named(make: Make) -> None:
+    class Words(Callbacks):
+        def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+            episode.hist_data["goals"] = ["left"]
+
+    runner = make(counting(1, 3), callbacks=Words(), rollout_fragment_length=3)
+    with pytest.raises(CallbackError, match=r"hist_data\['goals'\] is \['left'\]; they are lists"):
+        runner.sample()
+
+
+class OneLife(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An episode is two steps of a game, which goes on behind it; as wrappers of Atari have it."""
+
+    is_over = True
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.steps = 0
+        if self.is_over:
+            self.is_over = False
+            return super().reset(**kwargs)
+        return self.env.unwrapped._observe(0), {}
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        self.steps += 1
+        self.is_over = terminated or truncated
+        return observation, reward, self.is_over or self.steps == 2, False, info
+
+
+def game_of_lives() -> Any:
+    return OneLife(gymnasium.wrappers.RecordEpisodeStatistics(CountingEnv(5)))
+
+
+def test_whole_games_are_counted_where_each_life_is_an_episode(make: Make) -> None:
+    class Games(Callbacks):
+        def on_episode_end(self, *, episode: Any, fault: Any = None) -> None:
+            game = episode.last_infos["agent0"].get("episode")
+            if game is not None:
+                episode.hist_data["game_length"] = [game["l"]]
+                episode.hist_data["game_return"] = [game["r"]]
+
+    runner = make([game_of_lives], callbacks=Games())
+    runner.sample(num_episodes=6)
+    metrics = runner.get_metrics()
+    assert metrics["num_episodes"] == 6
+    assert metrics["hist_data"] == {
+        "game_length": [5.0, 5.0],
+        "game_return": [11 + 12 + 13 + 14 + 15, 21 + 22 + 23 + 24 + 25],
+    }

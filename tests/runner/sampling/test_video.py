@@ -118,6 +118,8 @@ def test_every_nth_episode_is_filmed_with_a_frame_per_step_and_one_of_the_reset(
     assert list(found) == ["env-0-eps-0.mp4", "env-0-eps-4.mp4"]
     for greys in found.values():
         assert np.allclose(greys, [0, 20, 40, 60, 80, 100], atol=3)
+    told = runner.get_metrics()["episode_media"]
+    assert told == {"video": [str(tmp_path / "films" / name) for name in found]}
     reader = imageio.get_reader(tmp_path / "films" / "env-0-eps-0.mp4")
     assert reader.count_frames() == 6
     assert (reader.get_meta_data()["fps"], reader.get_meta_data()["size"]) == (12, (48, 32))
