@@ -172,6 +172,11 @@ class EpisodeRecorder:
         return self.terminated or self.truncated or self.faulty
 
     @property
+    def has_acted(self) -> bool:
+        """Whether any agent has completed a row."""
+        return any(agent.total_rows for agent in self._agents.values())
+
+    @property
     def is_cut(self) -> bool:
         """Whether env steps were cut off, with rows or without."""
         return self.length > self.env_steps

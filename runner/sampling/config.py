@@ -135,6 +135,9 @@ class RunnerConfig:
     #: What becomes of the rows of an episode whose env failed: none leaves the runner, or they
     #: are kept up to the fault, and truncated there.
     faulty_episodes: Literal["drop", "truncate"] = "drop"
+    #: What follows where an episode of a pool's env is over and no agent has acted in it, mostly by
+    #: a defect of the env: a ValueError, or it is counted. Episodes of a bridge are counted.
+    episodes_without_actions: Literal["raise", "count"] = "raise"
     #: Keep a column `infos`.
     infos: bool = False
     #: Episodes to film.
@@ -170,6 +173,7 @@ class RunnerConfig:
             "batch_mode": ("truncate_episodes", "complete_episodes"),
             "count_steps_by": ("env_steps", "agent_steps"),
             "faulty_episodes": ("drop", "truncate"),
+            "episodes_without_actions": ("raise", "count"),
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

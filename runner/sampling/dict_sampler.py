@@ -24,7 +24,7 @@ from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.interrupts import uninterrupted
 from envbus.runner.bridge.results import acting
 from envbus.runner.data.batch import MultiAgentBatch
-from envbus.runner.data.episode import EpisodeIds, EpisodeRecorder
+from envbus.runner.data.episode import EpisodeIds, EpisodeRecorder, Fragment
 from envbus.runner.data.metrics import (
     MOST_RESULTS,
     EpisodeResult,
@@ -373,6 +373,14 @@ class _Episodes:
             self._metrics.add_episode(result)
             self._results.append(result)
         slot.end_episode()
+        if self._config.episodes_without_actions == "raise" and not (
+            fault or episode.has_acted or isinstance(holder, BridgeQuotaHolder)
+        ):
+            raise ValueError(
+                f"env {slot.env_id}: its episode {episode.eps_id} is over after {episode.length} "
+                "env steps, and no agent has acted in it: none was observed before its end. See "
+                'what its reset returns; or set RunnerConfig(episodes_without_actions="count")'
+            )
 
 
 class DictSampler:
@@ -414,6 +422,7 @@ class DictSampler:
         )
         self.episodes = _Episodes(self._holders, config, policies, metrics, self._is_ragged)
         self._endless = EndlessEpisodes(config)
+        self._told_of_idle_agents = False
         self.ids = self.episodes.ids
 
     @property
@@ -639,7 +648,12 @@ class DictSampler:
             raise
 
     def _end(self, quotas: EnvQuotas, late: tuple[int, ...], unroll_id: int) -> Sample:
-        fragments = [fragment for holder in self._holders for fragment in holder.take(quotas)]
+        fragments: list[Fragment] = []
+        for holder in self._holders:
+            taken = holder.take(quotas)
+            fragments += taken
+            if not self._told_of_idle_agents and taken:
+                self._look_for_agents(holder, taken)
         rows = MultiAgentBatch.of(
             (part for fragment in fragments for part in fragment.parts),
             sum(fragment.env_steps for fragment in fragments),
@@ -650,3 +664,15 @@ class DictSampler:
         }
         faults, results = self.episodes.take_events()
         return Sample(batches, rows.env_steps, late=late, faults=faults, episodes=results)
+
+    def _look_for_agents(self, holder: QuotaHolder, taken: Sequence[Fragment]) -> None:
+        """Warn if envs have taken steps in which no agent was asked to act."""
+        if any(fragment.parts for fragment in taken):
+            return
+        self._told_of_idle_agents = True
+        _log.warning(
+            "env %s: %d env steps of a sample, and no agent has acted in them: there are no rows. "
+            "Does it return observations of agents that are to act? This is said once.",
+            ", ".join(map(str, holder.slots)),
+            sum(fragment.env_steps for fragment in taken),
+        )

@@ -734,6 +734,17 @@ def test_an_episode_gives_a_part_of_its_rows_and_goes_on(steps: int, ragged: boo
     assert [batch["truncateds"].sum() for batch in whole] == [2, 1]
 
 
+def test_whether_anybody_has_acted_is_known_at_the_end() -> None:
+    recorder = EpisodeRecorder(1, 0)
+    recorder.reset({})
+    recorder.step({}, {}, GO_ON, GO_ON)
+    assert not recorder.has_acted
+    recorder.step({"a": obs(0)}, {}, GO_ON, GO_ON)
+    act_all(recorder, ["a"])
+    recorder.step({}, {}, END, GO_ON)
+    assert recorder.has_acted
+
+
 def test_what_callbacks_note_is_part_of_the_result_as_it_is_then() -> None:
     recorder = EpisodeRecorder(1, 0)
     noted: Any = recorder.hist_data

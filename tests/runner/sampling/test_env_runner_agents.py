@@ -316,10 +316,37 @@ class _First(DictEnv):
 
 def test_an_episode_in_which_nobody_acts_is_counted_and_gives_no_rows(make: Make) -> None:
     over = {"__all__": True}
-    runner = make([functools.partial(DictEnv, [({}, {}, over, over, {})], ())], zeros)
+    env = functools.partial(DictEnv, [({}, {}, over, over, {})], ())
+    runner = make([env], zeros, episodes_without_actions="count")
     sample = runner.sample(num_episodes=2)
     assert (sample.agent_steps, len(sample.episodes)) == (0, 2)
     assert runner.get_metrics()["num_episodes_without_actions"] == 2
+
+
+def test_an_episode_in_which_nobody_acts_is_an_error_that_names_the_env(make: Make) -> None:
+    over, going = {"__all__": True}, {"__all__": False}
+    script = [({}, {"a": 1.0}, going, going, {}), ({}, {"a": 1.0}, over, going, {})]
+    runner = make([DictEnv, functools.partial(DictEnv, script, ())], zeros)
+    with pytest.raises(ValueError, match=r"env 1: its episode 1 is over after 2 env steps, and no"):
+        runner.sample(num_env_steps=8)
+    assert runner.get_metrics()["num_episodes_without_actions"] == 1
+    odd: Any = "warn"
+    with pytest.raises(ConfigError, match="episodes_without_actions must be one of"):
+        RunnerConfig(episodes_without_actions=odd)
+
+
+def test_steps_in_which_nobody_acts_are_told_of_once(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    going = {"__all__": False}
+    idle = functools.partial(DictEnv, [({}, {}, going, going, {})], ())
+    runner = make([DictEnv, idle], zeros, rollout_fragment_length=6)
+    for _ in range(2):
+        sample = runner.sample()
+        assert (sample.env_steps, sample.agent_steps) == (12, 6)
+    told = [record.getMessage() for record in caplog.records if "rows" in record.getMessage()]
+    assert [text.partition(":")[0] for text in told] == ["env 1"]
+    assert "6 env steps of a sample, and no agent has acted in them" in told[0]
 
 
 @pytest.mark.slow
