@@ -119,6 +119,8 @@ class EpisodeRecorder:
             objects; asked when it observes. None: nobody's are.
         episode_id: What an external simulator calls it.
         training_enabled: Whether its rows are to be trained on.
+        connect_reward: `(agent_id, policy id, reward of a row) -> what the row has of it`. None:
+            the reward itself, which episodes' returns have in any case.
     """
 
     def __init__(
@@ -132,6 +134,7 @@ class EpisodeRecorder:
         is_ragged: Callable[[AgentID], bool] | None = None,
         episode_id: str = "",
         training_enabled: bool = True,
+        connect_reward: Callable[[AgentID, str, float], float] | None = None,
     ) -> None:
         self.eps_id = eps_id
         self.env_id = env_id
@@ -158,6 +161,7 @@ class EpisodeRecorder:
         self._policy_mapping_fn = policy_mapping_fn
         self._infos = infos
         self._is_ragged = is_ragged
+        self._connect_reward = connect_reward
         self._agents: dict[AgentID, Trajectory] = {}
         #: Who was asked for an action last.
         self._asked: list[AgentID] = []
@@ -459,7 +463,7 @@ class EpisodeRecorder:
     def _agent(self, agent_id: AgentID) -> Trajectory:
         agent = self._agents.get(agent_id)
         if agent is None:
-            agent = Trajectory(agent_id, infos=self._infos)
+            agent = Trajectory(agent_id, infos=self._infos, connect_reward=self._connect_reward)
             self._agents[agent_id] = agent
             self._returns[agent_id] = 0.0
         return agent

@@ -81,7 +81,8 @@ class EpisodeResult(msgspec.Struct, frozen=True):
     #: by `eps_id`, in data that left earlier.
     fragments: int
     #: Sum of rewards that are in no row: they came after the agent's last row was handed out, or
-    #: the agent never acted. With the rows' rewards it makes up `episode_return`.
+    #: the agent never acted. With the rows' rewards, before a connector, it makes up
+    #: `episode_return`.
     unrecorded_reward: float
     #: What callbacks measured.
     custom_metrics: dict[str, float]

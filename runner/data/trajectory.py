@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,9 +33,16 @@ class Trajectory:
 
     Args:
         infos: Whether to keep an info per row.
+        connect_reward: As of `EpisodeRecorder`.
     """
 
-    def __init__(self, agent_id: AgentID, *, infos: bool = False) -> None:
+    def __init__(
+        self,
+        agent_id: AgentID,
+        *,
+        infos: bool = False,
+        connect_reward: Callable[[AgentID, str, float], float] | None = None,
+    ) -> None:
         self.policy_id: str | None = None
         #: An action was recorded for which no observation came yet.
         self.acted = False
@@ -64,6 +71,9 @@ class Trajectory:
         self._ts = array("q")
         self._versions = array("q")
         self._last_valid = True
+        self._connect_reward = connect_reward
+        #: What the last row's is made of, where that is something else.
+        self._given_reward = 0.0
 
     @property
     def observed(self) -> bool:
@@ -138,7 +148,10 @@ class Trajectory:
                 return False
             self.reward = total
         elif self.num_rows and abs(self._rewards[-1] + reward) <= FLOAT32_MAX:
-            self._rewards[-1] += reward
+            if self._connect_reward is None:
+                self._rewards[-1] += reward
+            elif reward:
+                self._rewards[-1] = self._connected(self._given_reward + reward)
         else:
             return False
         return True
@@ -256,8 +269,16 @@ class Trajectory:
         self._go_on(count)
         return batch
 
+    def _connected(self, reward: float) -> float:
+        """Return what the last row has of its reward."""
+        assert self._connect_reward is not None
+        assert self.policy_id is not None
+        self._given_reward = reward
+        return self._connect_reward(self._agent_id, self.policy_id, reward)
+
     def _close_row(self, t: int) -> None:
-        self._rewards.append(self.reward)
+        reward = self.reward
+        self._rewards.append(reward if self._connect_reward is None else self._connected(reward))
         self._ts.append(t)
         if self._infos is not None:
             self._infos.append(self._info)

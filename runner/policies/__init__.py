@@ -5,6 +5,7 @@ Samplers, policy workers and servers import it.
 
 from envbus.runner.policies.connectors import (
     ClipActions,
+    ClipRewards,
     Connector,
     ConnectorError,
     Flatten,
@@ -27,6 +28,7 @@ from envbus.runner.policies.policy import (
 
 __all__ = [
     "ClipActions",
+    "ClipRewards",
     "Connector",
     "ConnectorError",
     "ConstantPolicy",

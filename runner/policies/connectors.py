@@ -1,4 +1,4 @@
-"""Small steps between env and policy: what observations and actions are turned into. Pure.
+"""Small steps between env and policy: what observations, actions and rewards become. Pure.
 
 A connector takes a batch `(rows, ...)`, an array or dicts and tuples of arrays as the space has
 them, and returns another; it writes to nothing that it was given. What the policy gave stays in
@@ -28,6 +28,7 @@ from envbus.runner.workers.config import check_kind
 
 __all__ = [
     "ClipActions",
+    "ClipRewards",
     "Connector",
     "ConnectorError",
     "Flatten",
@@ -40,6 +41,8 @@ __all__ = [
     "RescaleActions",
     "RunningMeanStd",
     "State",
+    "connected_rewards",
+    "given_space",
     "map_leaf_spaces",
     "map_space",
     "single_connectors",
@@ -648,3 +651,65 @@ def _unit_space(space: spaces.Box) -> Space:
     if not space.is_bounded():
         raise ConfigError(f"actions cannot be rescaled to infinite bounds: {space}; clip them")
     return spaces.Box(-1.0, 1.0, space.shape, np.float32)
+
+
+def given_space(connector: Connector | None, space: Space) -> Space:
+    """Return the space of what a policy gives, where an env has `space` and a connector is between.
+
+    Raises:
+        ConfigError: The connector does not say it.
+    """
+    first = connector
+    while isinstance(first, Pipeline):
+        first = next(iter(first.connectors.values()), None)
+    if first is None:
+        return space
+    found = getattr(first, "space", None)
+    if not isinstance(found, gymnasium.Space):
+        raise ConfigError(
+            f"the action connector {type(first).__name__} has no `space`: it says which actions "
+            "the policy gives"
+        )
+    return found
+
+
+# --- rewards ---------------------------------------------------------------------------------
+
+
+def connected_rewards(
+    connector: Connector, rewards: npt.NDArray[np.float64], keys: Keys
+) -> npt.NDArray[Any]:
+    """Return what a connector makes of rewards `(rows,)`.
+
+    Raises:
+        ConnectorError: It raised, or made something else of them than a number per row.
+    """
+    made: npt.NDArray[Any] = np.asarray(connector(rewards, keys))
+    if made.shape != rewards.shape or made.dtype.kind not in "biuf":
+        raise ConnectorError(
+            f"the reward connector made {made.dtype} of shape {made.shape} of {len(rewards)} "
+            "rewards; it returns a number per row"
+        )
+    return made
+
+
+class ClipRewards(Connector):
+    """Rewards brought into bounds, or to their signs.
+
+    Args:
+        limit: They are within [-limit, limit] then; None: -1, 0 or 1.
+
+    Raises:
+        ConfigError: `limit` is no number over 0.
+    """
+
+    def __init__(self, limit: float | None = None) -> None:
+        check_number("limit", limit, over=0.0, optional=True)
+        self._limit = limit
+        bound = 1.0 if limit is None else float(limit)
+        self.space = spaces.Box(-bound, bound, (), np.float64)
+
+    def __call__(self, batch: Tree, keys: Keys) -> Tree:
+        """Return `(rows,)` of the dtype that was given."""
+        del keys
+        return np.sign(batch) if self._limit is None else np.clip(batch, -self._limit, self._limit)

@@ -20,6 +20,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.nested import Tree, map_tree
 from envbus.runner.engine.env_results import Batch
+from envbus.runner.policies.connectors import connected_rewards
 from envbus.runner.policies.policy import Policy, RowReader, TwoStepPolicy, zero_action
 from envbus.runner.policies.policy_output import PolicyAnswer, ask, check_shapes
 from envbus.runner.pool.agent_results import DUMMY_AGENT
@@ -166,6 +167,7 @@ class ColumnSampler:
         self._sends_resets = pool.autoreset_mode is AutoresetMode.DISABLED
         self._observe = config.connector("observation", policy_id)
         self._convert = config.connector("action", policy_id)
+        self._reward = config.connector("reward", policy_id)
         self._clip = clip_of(pool.single_action_space) if config.clip_actions else None
         self._env_ids = np.arange(count)
         self._keys = [(env_id, DUMMY_AGENT) for env_id in range(count)]
@@ -185,6 +187,7 @@ class ColumnSampler:
         self._defers = config.pipelined and self._policy.works_elsewhere
         #: What the policy has been asked and has not been asked to answer, if it works elsewhere.
         self._asked: AskedRows | None = None
+        self._looks_at_rewards = self._reward is not None
         self._endless = EndlessEpisodes(config)
         self._min_envs = config.envs_to_wait_for(count)
         #: Whether all envs can be stepped by a call; else what they are sent they answer some time.
@@ -389,17 +392,21 @@ class ColumnSampler:
         everyone = _all(stepped)
         if not everyone:
             self._begin_episodes(ids[~stepped], incarnations[~stepped])
-        observations, *others = rows
+        observations, rewards, terminated, truncated = rows
         if self._observe is not None:
             observations = self._observe(observations, [self._keys[i] for i in ids.tolist()])
         self._phase[ids] = _WAITING
         if self._rows.failed_some:
             self._rows.recovering[ids] = False
-        steps = ids, observations, *others
+        whose, seen = ids, observations
         if not everyone:
-            seen = map_tree(lambda leaf: leaf[stepped], observations)
-            steps = ids[stepped], seen, *(one[stepped] for one in others)
-        ended = _some(stepped) and self._rows.take_steps(*steps)
+            whose, seen = ids[stepped], map_tree(lambda leaf: leaf[stepped], observations)
+            rewards = rewards[stepped]
+            terminated, truncated = terminated[stepped], truncated[stepped]
+        recorded = self._recorded(whose, rewards) if self._looks_at_rewards else rewards
+        ended = _some(stepped) and self._rows.take_steps(
+            whose, seen, rewards, terminated, truncated, recorded
+        )
         self._timers.add("raw_obs_processing", time.perf_counter() - begin)
         if self._groups:
             self._keep(ids, observations)
@@ -428,8 +435,11 @@ class ColumnSampler:
             if self._observe is not None:
                 own = map_tree(np.copy, observations)
                 observations = self._observe(own, self._keys)
+            recorded = new.rewards
+            if self._looks_at_rewards:
+                recorded = self._recorded(ids, new.rewards)
             ended = rows.take_steps(
-                ids, observations, new.rewards, new.terminations, new.truncations
+                ids, observations, new.rewards, new.terminations, new.truncations, recorded
             )
             timers.add("raw_obs_processing", clock() - stepped)
             timers.end_iteration()
@@ -453,6 +463,14 @@ class ColumnSampler:
             self._keep(ids, observations)
         chosen = map_tree(lambda leaf: leaf[acting], observations)
         self._go_on(ids[acting], over, chosen, explore)
+
+    def _recorded(self, ids: _Ints, rewards: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+        """Return what the batch is to have of rewards."""
+        recorded: npt.NDArray[Any] = rewards
+        if self._reward is not None and len(ids):
+            keys = [self._keys[i] for i in ids.tolist()]
+            recorded = connected_rewards(self._reward, rewards, keys)
+        return recorded
 
     def _is_over_time(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline

@@ -530,9 +530,13 @@ class ColumnFragments:
         rewards: npt.NDArray[np.float64],
         terminated: _Bools,
         truncated: _Bools,
+        recorded: npt.NDArray[Any],
     ) -> bool:
-        """These envs have stepped; return whether an episode has ended."""
-        self.columns.complete(ids, observations, rewards, terminated, truncated)
+        """These envs have stepped; return whether an episode has ended.
+
+        `rewards` are what episodes have, `recorded` what the columns have.
+        """
+        self.columns.complete(ids, observations, recorded, terminated, truncated)
         self.episodes.step(ids, rewards)
         done = terminated | truncated
         if not np.count_nonzero(done):

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ from envbus.runner.workers.config import check_kind
 from envbus.runner.workers.faults import Fault
 
 __all__ = [
+    "CONNECTED",
+    "Connected",
     "EndlessEpisodes",
     "EnvQuotas",
     "Phase",
@@ -55,6 +57,9 @@ _LEAST = {
     "worker_index": 0,
 }
 
+#: What connectors are for: each has a setting of that name.
+Connected: TypeAlias = Literal["observation", "action", "reward"]
+CONNECTED: Final[tuple[Connected, ...]] = get_args(Connected)
 _Unit: TypeAlias = Literal["env_steps", "agent_steps", "episodes"]
 #: `(agent_id, episode) -> policy id`.
 PolicyMapping: TypeAlias = Callable[[AgentID, EpisodeRecorder], str]
@@ -125,6 +130,9 @@ class RunnerConfig:
     observation_connector: Connector | Mapping[str, Connector] | None = None
     #: Between policy and env, likewise. The batch has what the policy gave.
     action_connector: Connector | Mapping[str, Connector] | None = None
+    #: Between env and what is learnt from, likewise: clipped rewards, for example, `(rows,)`
+    #: float64. The batch has what it makes of them, the metrics have the env's own.
+    reward_connector: Connector | Mapping[str, Connector] | None = None
     #: Bring actions, last of all, into the finite bounds of the action space's Boxes, also inside
     #: Dict and Tuple: those of a Gaussian leave them. The batch has what the policy gave.
     clip_actions: bool = True
@@ -188,10 +196,14 @@ class RunnerConfig:
             raise ConfigError(
                 f"postprocess must be a function of rows and policy, not {self.postprocess!r:.80}"
             )
-        for name in ("observation_connector", "action_connector"):
+        for name, example in (
+            ("observation_connector", "Normalize(space)"),
+            ("action_connector", "RescaleActions(space)"),
+            ("reward_connector", "ClipRewards()"),
+        ):
             if (given := getattr(self, name)) is not None:
                 for one in given.values() if isinstance(given, Mapping) else (given,):
-                    check_kind(name, one, Connector, example="Normalize(space), or by policy id,")
+                    check_kind(name, one, Connector, example=f"{example}, or by policy id,")
 
     def _check_run_ahead(self) -> None:
         if self.pipelined:
@@ -211,13 +223,13 @@ class RunnerConfig:
             return num_envs
         return self.min_envs
 
-    def connector(self, kind: Literal["observation", "action"], policy_id: str) -> Connector | None:
-        """Return what the observations, or actions, of a policy's agents go through.
+    def connector(self, kind: Connected, policy_id: str) -> Connector | None:
+        """Return what the observations, actions or rewards of a policy's agents go through.
 
         A pipeline, as that names what fails within it.
         """
-        both = self.observation_connector if kind == "observation" else self.action_connector
-        one = both.get(policy_id) if isinstance(both, Mapping) else both
+        given = getattr(self, f"{kind}_connector")
+        one: Connector | None = given.get(policy_id) if isinstance(given, Mapping) else given
         return one if one is None or isinstance(one, Pipeline) else Pipeline([one])
 
     def connectors(self) -> dict[str, Connector]:
@@ -227,9 +239,9 @@ class RunnerConfig:
         once. Those of a pipeline stand for themselves: "observation/1:Normalize".
         """
         found: dict[str, Connector] = {}
-        kinds = {"observation": self.observation_connector, "action": self.action_connector}
-        for kind, both in kinds.items():
-            named = both if isinstance(both, Mapping) else {None: both}
+        for kind in CONNECTED:
+            given = getattr(self, f"{kind}_connector")
+            named = given if isinstance(given, Mapping) else {None: given}
             for policy_id, one in named.items():
                 if one is not None:
                     found |= single_connectors(

@@ -7,6 +7,7 @@ chooses actions (`inference.py`), and how much is asked of whom (`quotas.py`).
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
@@ -34,10 +35,12 @@ from envbus.runner.data.metrics import (
 )
 from envbus.runner.data.nested import Tree, row_of
 from envbus.runner.data.trajectory import AgentID
+from envbus.runner.policies.connectors import Connector, connected_rewards
 from envbus.runner.policies.policy_map import PolicyMap
 from envbus.runner.pool.agent_results import PollResult
 from envbus.runner.sampling.callbacks import naming
 from envbus.runner.sampling.config import (
+    CONNECTED,
     EndlessEpisodes,
     EnvQuotas,
     Phase,
@@ -87,6 +90,12 @@ class _Episodes:
         self._metrics = metrics
         self._is_ragged = is_ragged
         self._holder_of = {env_id: holder for holder in holders for env_id in holder.slots}
+        given = [getattr(config, f"{kind}_connector") for kind in CONNECTED]
+        by_policy = [one if isinstance(one, Mapping) else {"": one} for one in given]
+        #: Those of all kinds.
+        self._connectors: list[Connector] = [
+            one for named in by_policy for one in named.values() if one is not None
+        ]
         #: Env ids that a bridge's episodes have had.
         self._opened: set[int] = set()
         self.ids = EpisodeIds(config.unique(0), len(holders))
@@ -219,7 +228,18 @@ class _Episodes:
             is_ragged=self._is_ragged,
             episode_id=slot.episode_id,
             training_enabled=slot.training_enabled,
+            connect_reward=None
+            if self._config.reward_connector is None
+            else functools.partial(self._connect_reward, slot.env_id),
         )
+
+    def _connect_reward(
+        self, env_id: int, agent_id: AgentID, policy_id: str, reward: float
+    ) -> float:
+        connector = self._config.connector("reward", policy_id)
+        if connector is None:
+            return reward
+        return float(connected_rewards(connector, np.array([reward]), [(env_id, agent_id)])[0])
 
     def _slot(self, env_id: int) -> Slot:
         return self._holder_of[env_id].slots[env_id]
@@ -339,10 +359,8 @@ class _Episodes:
                     env_id=slot.env_id, incarnation=incarnation
                 )
         slot.episode.incarnation = incarnation
-        for both in (self._config.observation_connector, self._config.action_connector):
-            for connector in both.values() if isinstance(both, Mapping) else [both]:
-                if connector is not None:
-                    connector.reset([slot.env_id])
+        for connector in self._connectors:
+            connector.reset([slot.env_id])
 
     def _take_fault(self, fault: Fault) -> None:
         slot, holder = self._slot(fault.env_id), self._holder_of[fault.env_id]

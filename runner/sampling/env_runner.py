@@ -44,6 +44,7 @@ from envbus.runner.sampling.callbacks import let_know, naming, wants_episodes
 from envbus.runner.sampling.column_sampler import ColumnSampler
 from envbus.runner.sampling.columns import Make
 from envbus.runner.sampling.config import (
+    CONNECTED,
     EnvQuotas,
     PolicyMapping,
     Postprocess,
@@ -790,9 +791,9 @@ class EnvRunner(BaseEnvRunner, StaysHere):
 
     def _tell_of_idle_connectors(self) -> None:
         """Log which connectors are of policies that are not here: they may come, or be misnamed."""
-        for kind in ("observation", "action"):
-            both = getattr(self.config, f"{kind}_connector")
-            if isinstance(both, Mapping) and (idle := sorted(both.keys() - self.policies.keys())):
+        for kind in CONNECTED:
+            given = getattr(self.config, f"{kind}_connector")
+            if isinstance(given, Mapping) and (idle := sorted(given.keys() - self.policies.keys())):
                 logger.warning(
                     "%s_connector has the policies %s, which are not here: it does nothing for "
                     "them; there are %s",

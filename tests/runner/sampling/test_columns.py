@@ -236,7 +236,7 @@ class Simulated:
         self.rows.phase[env_id] = Phase.WAITING
         done = np.array([count % LENGTH == 0])
         seen = np.full((1, 1), count)
-        self.rows.take_steps(ids, seen, np.ones(1), done, ~done & False)
+        self.rows.take_steps(ids, seen, np.ones(1), done, ~done & False, np.ones(1))
 
     def step(self, env_id: int, times: int) -> None:
         for _ in range(times):

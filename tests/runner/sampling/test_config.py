@@ -8,6 +8,7 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
+from envbus.runner.policies.connectors import ClipRewards, Pipeline
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.config import (
     EndlessEpisodes,
@@ -167,6 +168,19 @@ def test_a_batch_wait_that_cannot_be_is_refused() -> None:
             RunnerConfig(batch_wait=odd)
     with pytest.raises(ConfigError, match="batch_wait: groups that take turns"):
         RunnerConfig(batch_wait=0.1, pipelined=True)
+
+
+def test_connectors_of_all_three_kinds_have_names_and_are_looked_at() -> None:
+    clip = ClipRewards()
+    config = RunnerConfig(reward_connector={"a": clip, "b": clip, "c": Pipeline([ClipRewards(2)])})
+    assert list(config.connectors()) == ["reward/a", "reward/c/0:ClipRewards"]
+    found = config.connector("reward", "b")
+    assert isinstance(found, Pipeline)
+    assert found.connectors == {"0:ClipRewards": clip}
+    assert config.connector("reward", "d") is None
+    odd: Any = np.clip
+    with pytest.raises(ConfigError, match=r"reward_connector must be Connector, ClipRewards\(\)"):
+        RunnerConfig(reward_connector=odd)
 
 
 # --- episodes without an end ----------------------------------------------------------------

@@ -17,6 +17,7 @@ from envbus.runner.data.advantages import add_gae, bootstrap_rows
 from envbus.runner.data.batch import SampleBatch
 from envbus.runner.policies.connectors import (
     ClipActions,
+    ClipRewards,
     Connector,
     ConnectorError,
     FrameStack,
@@ -574,6 +575,74 @@ def test_with_a_batch_wait_all_envs_are_waited_for(make: Make, mode: str, vector
     assert policy.sizes == [3] * 5
     without = make(counting(3, 9), Sizes(), mode, actors=0, rollout_fragment_length=5, **settings)
     assert len(without.sample()) == 15
+
+
+# --- rewards that are learnt from ------------------------------------------------------------
+
+
+@BOTH
+def test_the_batch_has_connected_rewards_and_the_metrics_those_of_the_env(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    for actors in (2, 0):
+        runner = make(
+            counting(2, 4),
+            None,
+            mode,
+            actors=actors,
+            rollout_fragment_length=6,
+            vectorized=vectorized,
+            reward_connector=ClipRewards(12.0),
+        )
+        sample = runner.sample()
+        rewards = sample.single()["rewards"]
+        assert rewards.dtype == np.float32
+        assert rewards.tolist() == [11, 12, 12, 12, 12, 12] * 2
+        assert [result.episode_return for result in sample.episodes] == [11 + 12 + 13 + 14] * 2
+        assert runner.get_metrics()["episode_return_mean"] == 50.0
+
+
+class Discounted(Connector):
+    """What rewards of the running episode add up to: has something of its own per env."""
+
+    space = gymnasium.spaces.Box(-np.inf, np.inf, (), np.float64)
+
+    def __init__(self) -> None:
+        self.sums: dict[Any, float] = {}
+
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        for key, reward in zip(keys, batch.tolist(), strict=True):
+            self.sums[key] = 0.5 * self.sums.get(key, 0.0) + reward
+        return np.array([self.sums[key] for key in keys])
+
+    def reset(self, env_ids: Any) -> None:
+        for env_id in env_ids:
+            self.sums.pop((env_id, "agent0"), None)
+
+
+@BOTH
+def test_a_reward_connector_knows_whose_reward_it_is_and_when_episodes_begin(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    connectors = {"default_policy": Discounted()}
+    settings: dict[str, Any] = {"vectorized": vectorized, "reward_connector": connectors}
+    runner = make(counting(2, 2), None, mode, rollout_fragment_length=4, **settings)
+    rewards = runner.sample().single()["rewards"].tolist()
+    assert rewards == [11.0, 17.5, 21.0, 32.5] * 2
+
+
+class OneForAll(Discounted):
+    def __call__(self, batch: Any, keys: Any) -> Any:
+        return batch.sum()
+
+
+@BOTH
+def test_a_reward_connector_returns_a_number_per_row(
+    make: Make, mode: str, vectorized: bool
+) -> None:
+    runner = make(counting(2), None, mode, vectorized=vectorized, reward_connector=OneForAll())
+    with pytest.raises(ConnectorError, match=r"made float64 of shape \(\) of [12] rewards"):
+        runner.sample()
 
 
 # --- what becomes of rows before they leave --------------------------------------------------

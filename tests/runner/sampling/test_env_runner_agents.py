@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.policies.connectors import ClipRewards
 from envbus.runner.policies.policy import FunctionPolicy, Policy, PolicyOutput, RandomPolicy
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.config import RunnerConfig
@@ -347,6 +348,31 @@ def test_steps_in_which_nobody_acts_are_told_of_once(
     told = [record.getMessage() for record in caplog.records if "rows" in record.getMessage()]
     assert [text.partition(":")[0] for text in told] == ["env 1"]
     assert "6 env steps of a sample, and no agent has acted in them" in told[0]
+
+
+def test_rewards_go_through_the_connector_of_their_agents_policy(make: Make) -> None:
+    def twos(observations: Any) -> Any:  # what an agent does is what it gets
+        return np.full(len(observations), 2, np.int64)
+
+    runner = make(
+        [agents(2, 4)] * 2,
+        {"p0": twos, "p1": twos},
+        policy_mapping_fn=by_parity,
+        reward_connector={"p1": ClipRewards(0.25)},
+        rollout_fragment_length=6,
+    )
+    sample = runner.sample()
+    assert set(sample["p0"]["rewards"].tolist()) == {2.0}
+    assert set(sample["p1"]["rewards"].tolist()) == {0.25}
+    assert [result.agent_returns for result in sample.episodes] == [{0: 8.0, 1: 8.0}] * 2
+
+
+def test_a_reward_of_several_steps_is_connected_as_one(make: Make) -> None:
+    runner = make([RoundRobinEnv], zeros, reward_connector=ClipRewards(35.0))
+    batch = runner.sample(num_env_steps=25).single()
+    assert max(batch["rewards"].tolist()) == 35.0
+    (result,) = runner.sample(num_episodes=1).episodes
+    assert result.episode_return == 25 * 5 * 10
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
-from envbus.runner.policies.connectors import FrameStack, Normalize, RescaleActions
+from envbus.runner.policies.connectors import ClipRewards, FrameStack, Normalize, RescaleActions
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
@@ -238,6 +238,16 @@ def test_states_of_policies_go_on_over_logged_actions_and_begin_anew_with_each_e
         batch = runner.sample(num_episodes=2, timeout=PATIENCE).single()
     assert batch["actions"].tolist() == [1, 9, 3, 4] * 2
     assert batch["state_in"][:, 0].tolist() == [0, 1, 2, 3] * 2
+
+
+def test_rewards_of_simulators_are_connected() -> None:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS)
+    play = functools.partial(play_episode, length=4)
+    config = RunnerConfig(reward_connector={"default_policy": ClipRewards()})
+    with simulators(bridge.address, for_ever(play)), EnvRunner(bridge, zeros, config) as runner:
+        sample = runner.sample(num_episodes=2, timeout=PATIENCE)
+    assert sample.single()["rewards"].tolist() == [0.0, 1.0, 1.0, 1.0] * 2
+    assert [result.episode_return for result in sample.episodes] == [6.0] * 2
 
 
 def test_simulators_are_answered_between_samples_and_the_rows_come_with_the_next() -> None:
