@@ -53,6 +53,7 @@ from envbus.runner.policies.policy_map import (
 )
 from envbus.runner.sampling.base_runner import BaseEnvRunner
 from envbus.runner.sampling.config import Quota, RunnerConfig, split_quota
+from envbus.runner.sampling.connector_times import ConnectorTimes, mean_over_runners
 from envbus.runner.workers.config import LONGEST_WAIT, FleetConfig, check_kind
 from envbus.runner.workers.env_placement import as_ids
 from envbus.runner.workers.faults import FaultCause
@@ -152,6 +153,8 @@ class EnvRunnerGroup(StaysHere):
         self._lost_envs: dict[int, set[int]] = {}
         #: Of each runner's present life: means in ms, of how many iterations.
         self._timers: dict[int, tuple[dict[str, float], int]] = {}
+        #: By runner: what it told of its connectors.
+        self._connectors: dict[int, dict[str, dict[str, Any]]] = {}
         self._num_samples = 0
         #: `sample_async` was called, and what came of it was not collected yet, but for faults.
         self._is_asked = False
@@ -345,9 +348,11 @@ class EnvRunnerGroup(StaysHere):
     def get_metrics(self) -> dict[str, Any]:
         """Return statistics of all samples that were handed out since the last call.
 
-        As `EnvRunner.get_metrics`; the timers are means over all runners' iterations.
+        As `EnvRunner.get_metrics`; the timers are means over all runners' iterations, and what is
+        told of connectors is the mean over runners.
         """
-        return {**self.metrics.read(), **self._mean_timers()}
+        connectors = ConnectorTimes().read({}) | mean_over_runners(self._connectors.values())
+        return {**self.metrics.read(), **self._mean_timers(), **connectors}
 
     # --- weights and functions ---------------------------------------------------------------
 
@@ -661,6 +666,7 @@ class EnvRunnerGroup(StaysHere):
         report = part.report
         self.metrics.add_delta(report.metrics)
         self._timers[part.runner] = (report.timers, report.iterations)
+        self._connectors[part.runner] = report.connector_metrics
         given_up = {fault.env_id for fault in report.faults if fault.given_up}
         if given_up:
             self._lost_envs.setdefault(part.runner, set()).update(given_up)

@@ -181,6 +181,7 @@ class HostedRunner:
             timers=runner.timers.read(),
             iterations=runner.timers.iterations,
             connectors={name: one.collect_delta() for name, one in connectors.items()},
+            connector_metrics=runner.connector_times.read(connectors),
         )
         rows: dict[str, Any] = {
             policy_id: batch.columns for policy_id, batch in sample.policy_batches.items()

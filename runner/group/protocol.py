@@ -83,6 +83,8 @@ class Report:
     iterations: int
     #: What its connectors have learnt since the last report, by name.
     connectors: dict[str, Any]
+    #: As `ConnectorTimes.read`.
+    connector_metrics: dict[str, dict[str, Any]]
 
     def shifted(self, first_env: int) -> Report:
         """Return it with env ids that count from `first_env`."""

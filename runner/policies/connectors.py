@@ -7,8 +7,7 @@ the batch of transitions; what the action connectors make of it is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -91,6 +90,10 @@ class Connector:
     def reset(self, env_ids: Iterable[int]) -> None:
         """Begin new episodes: forget what is kept of the envs' agents."""
 
+    def get_metrics(self) -> dict[str, float]:
+        """Return what it has measured, for `connector_metrics` of a runner's metrics."""
+        return {}
+
     def get_state(self) -> dict[str, Any]:
         """Return what was learnt so far, not what belongs to running episodes."""
         return {}
@@ -127,15 +130,23 @@ class Pipeline(Connector):
     def __call__(self, batch: Tree, keys: Keys) -> Tree:
         """Return what the last connector makes of what the others made of `batch`."""
         for name, connector in self.connectors.items():
-            with _naming(name):
-                batch = connector(batch, keys)
+            try:
+                batch = self.apply(connector, batch, keys)
+            except Exception as exc:
+                raise _failure(name, exc) from exc
         return batch
+
+    def apply(self, connector: Connector, batch: Tree, keys: Keys) -> Tree:
+        """Return what one of the connectors makes of a batch."""
+        return connector(batch, keys)
 
     def invert(self, batch: Tree, keys: Keys) -> Tree:
         """Return what the first connector would have been given, to give `batch` in the end."""
         for name, connector in reversed(self.connectors.items()):
-            with _naming(name):
+            try:
                 batch = connector.invert(batch, keys)
+            except Exception as exc:
+                raise _failure(name, exc) from exc
         return batch
 
     def reset(self, env_ids: Iterable[int]) -> None:
@@ -185,12 +196,8 @@ class Pipeline(Connector):
             )
 
 
-@contextmanager
-def _naming(connector: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as exc:
-        raise ConnectorError(f"connector {connector} failed: {type(exc).__name__}: {exc}") from exc
+def _failure(name: str, error: Exception) -> ConnectorError:
+    return ConnectorError(f"connector {name} failed: {type(error).__name__}: {error}")
 
 
 def single_connectors(name: str, connector: Connector) -> dict[str, Connector]:

@@ -16,6 +16,7 @@ from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies.policy import Policy, Weights
 from envbus.runner.policies.policy_map import PolicyMap, check_state
 from envbus.runner.sampling.config import RunnerConfig, Sample
+from envbus.runner.sampling.connector_times import ConnectorTimes
 from envbus.runner.workers.config import check_kind
 
 __all__ = ["BaseEnvRunner"]
@@ -63,6 +64,7 @@ class BaseEnvRunner(ABC):
         env: What `make_env` has made; None: nothing.
         metrics: To be fed by `sample`; what `get_metrics` reads, and a group collects.
         timers: Likewise.
+        connector_times: Likewise.
 
     Raises:
         ConfigError: `config` is no `RunnerConfig`.
@@ -71,6 +73,7 @@ class BaseEnvRunner(ABC):
     config: RunnerConfig
     metrics: SampleMetrics
     timers: PerfTimers
+    connector_times: ConnectorTimes
     env: Any = None
     #: What numbers of episodes and samples have reached elsewhere.
     _ids = (0, 0)
@@ -82,6 +85,7 @@ class BaseEnvRunner(ABC):
         self.config = config or RunnerConfig()
         self.metrics = SampleMetrics()
         self.timers = PerfTimers(self.config.ema_coef)
+        self.connector_times = ConnectorTimes()
 
     # --- to be written -------------------------------------------------------------------------
 
@@ -153,8 +157,12 @@ class BaseEnvRunner(ABC):
         return {policy_id: spaces[policy_id] for policy_id in self.policies if policy_id in spaces}
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return statistics since the last call (`SampleMetrics.read`), and the timers' means."""
-        return {**self.metrics.read(), **self.timers.read()}
+        """Return statistics since the last call (`SampleMetrics.read`), and the timers' means.
+
+        Also `mean_connector_ms` and `connector_metrics`, by names of connectors.
+        """
+        connectors = self.connector_times.read(self.config.connectors())
+        return {**self.metrics.read(), **self.timers.read(), **connectors}
 
     def get_state(self) -> dict[str, Any]:
         """Return weights with their versions, and the counts of a lifetime."""

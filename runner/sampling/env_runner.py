@@ -236,6 +236,7 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         config: As given.
         metrics: What `get_metrics` reads.
         timers: Likewise.
+        connector_times: Likewise.
 
     Raises:
         ConfigError: Envs, policies and config do not fit together. The envs are left open.
@@ -645,10 +646,6 @@ class EnvRunner(BaseEnvRunner, StaysHere):
             raise ConfigError("a policy_mapping_fn must say which policy is an agent's own")
         return next(iter(self.policies))
 
-    def get_metrics(self) -> dict[str, Any]:
-        """Return statistics since the last call (`SampleMetrics.read`), and the timers' means."""
-        return {**self.metrics.read(), **self.timers.read()}
-
     def assert_healthy(self) -> None:
         """Raise if it cannot sample with all of its envs.
 
@@ -681,7 +678,9 @@ class EnvRunner(BaseEnvRunner, StaysHere):
     # --- private -----------------------------------------------------------------------------
 
     def _make_sampler(self, policy_mapping_fn: PolicyMapping | None) -> ColumnSampler | DictSampler:
-        config = dataclasses.replace(self.config, policy_mapping_fn=policy_mapping_fn)
+        config = self.connector_times.timing(
+            dataclasses.replace(self.config, policy_mapping_fn=policy_mapping_fn)
+        )
         if config.video is not None:
             self._recorder = VideoRecorder(
                 config.video, config.callbacks, self._envs.get_sub_environments(), self.timers

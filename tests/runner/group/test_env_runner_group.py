@@ -20,10 +20,11 @@ from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EncodeError, EnvbusError, RemoteError
+from envbus.runner.data.batch import SampleBatch
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.group.protocol import RollCall
 from envbus.runner.group.rounds import Rounds, RunnerProcess
-from envbus.runner.policies.connectors import Normalize, Pipeline
+from envbus.runner.policies.connectors import ClipRewards, Normalize, Pipeline
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import Callbacks
@@ -467,6 +468,24 @@ def test_a_connector_of_two_policies_learns_once_from_each_row_and_not_while_it_
     normalize.update = True
     group.sample(20, timeout=PATIENCE)
     assert count() == 84
+
+
+def _noting(rows: SampleBatch, policy: Any) -> SampleBatch:
+    pids = np.full(len(rows), os.getpid())
+    return rows.with_columns(pid=pids, version=np.full(len(rows), policy.policy_version))
+
+
+def test_rows_are_postprocessed_and_connectors_are_timed_in_each_runner(make: Make) -> None:
+    group = make(postprocess=_noting, reward_connector=ClipRewards(12.0), rollout_fragment_length=5)
+    batch = group.sample(timeout=PATIENCE).single()
+    pids = set(batch["pid"].tolist())
+    assert (len(pids), os.getpid() in pids) == (2, False)
+    assert set(batch["version"].tolist()) == {0}
+    assert set(batch["rewards"].tolist()) == {11.0, 12.0}
+    metrics = group.get_metrics()
+    assert metrics["episode_return_mean"] == 11 + 12 + 13 + 14 + 15
+    assert metrics["mean_connector_ms"]["reward"] > 0.0
+    assert metrics["connector_metrics"] == {}
 
 
 class Keeping(Callbacks):

@@ -52,6 +52,7 @@ def part(runner: int, first_env: int, rows: dict[str, list[int]], **report: Any)
             timers={},
             iterations=0,
             connectors={},
+            connector_metrics={},
             **given,
         ).shifted(first_env),
     )
