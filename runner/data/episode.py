@@ -196,6 +196,11 @@ class EpisodeRecorder:
             raise KeyError(f"{self._where(agent_id)} has not observed yet")
         return agent.policy_id
 
+    def last_reward(self, agent_id: AgentID) -> float | None:
+        """Return the reward of the row that led to what an agent observes; None: there is none."""
+        agent = self._agents.get(agent_id)
+        return None if agent is None else agent.last_reward
+
     def reset(
         self,
         observations: Mapping[Any, Tree],

@@ -196,6 +196,11 @@ class SampleMetrics:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lifetime = dict.fromkeys(_COUNTS, 0)
 
+    @property
+    def env_steps(self) -> int:
+        """Env steps in all samples, over the whole life."""
+        return self._lifetime["num_env_steps_sampled"]
+
     def add_steps(
         self, *, env_steps: int, agent_steps: int, module_steps: Mapping[str, int] | None = None
     ) -> None:

@@ -74,6 +74,13 @@ class Trajectory:
         self._connect_reward = connect_reward
         #: What the last row's is made of, where that is something else.
         self._given_reward = 0.0
+        #: Of the last row that was cut off since it was begun.
+        self._last_reward: float | None = None
+
+    @property
+    def last_reward(self) -> float | None:
+        """Reward of the last complete row that leads to the present observation; None: no row."""
+        return self._rewards[self.num_rows - 1] if self.num_rows else self._last_reward
 
     @property
     def observed(self) -> bool:
@@ -92,6 +99,7 @@ class Trajectory:
         """
         self._ragged = ragged
         self._observations = buffer_for(observation, self._capacity, ragged=ragged)
+        self._last_reward = None
         self.policy_id = policy_id
 
     def break_off(self, constants: Mapping[str, int]) -> None:
@@ -291,6 +299,7 @@ class Trajectory:
     def _go_on(self, count: int) -> None:
         """Begin the next fragment: the last observation is its first, an open row its first row."""
         self._capacity = count + 1
+        self._last_reward = self._rewards[count - 1]
         assert self._observations is not None
         if count < self.num_rows:
             assert self._actions is not None

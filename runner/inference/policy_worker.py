@@ -43,7 +43,7 @@ from envbus.runner.inference.policy_protocol import (
     service_of,
 )
 from envbus.runner.inference.worker_discovery import Handover, HandoverSocket, close_all
-from envbus.runner.policies.policy import Policy, imported, parameters_of
+from envbus.runner.policies.policy import Policy, check_has_no_inputs, imported, parameters_of
 from envbus.runner.policies.policy_map import PolicyMap
 
 __all__ = [
@@ -423,4 +423,6 @@ def _made_by(factory: Any, policy_id: str, index: int) -> Policy:
     if isinstance(made, type) or not hasattr(made, "compute_actions"):
         # A factory is called with the worker's number if it takes an argument.
         made = made(index) if parameters_of(made)[1] else made()
-    return PolicyMap({policy_id: made})[policy_id]
+    policy = PolicyMap({policy_id: made})[policy_id]
+    check_has_no_inputs(policy_id, policy, "a policy worker")
+    return policy

@@ -19,7 +19,9 @@ from envbus.runner.policies.connectors import (
 from envbus.runner.policies.mlp import MlpPolicy, policy_from_weights
 from envbus.runner.policies.policy import (
     ConstantPolicy,
+    EpisodeListener,
     FunctionPolicy,
+    InputPolicy,
     Policy,
     PolicyOutput,
     RandomPolicy,
@@ -32,10 +34,12 @@ __all__ = [
     "Connector",
     "ConnectorError",
     "ConstantPolicy",
+    "EpisodeListener",
     "Flatten",
     "FrameStack",
     "FreezeActions",
     "FunctionPolicy",
+    "InputPolicy",
     "MlpPolicy",
     "Normalize",
     "OneHot",

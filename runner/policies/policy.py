@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,15 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 from envbus.actors.arrays.spaces import is_fixed_size
 from envbus.bus.errors import ConfigError
+from envbus.runner.data.metrics import EpisodeResult
 from envbus.runner.data.nested import Tree, leaves_of, map_tree
 
 __all__ = [
+    "INPUTS",
     "ConstantPolicy",
+    "EpisodeListener",
     "FunctionPolicy",
+    "InputPolicy",
     "Policy",
     "PolicyFactory",
     "PolicyOutput",
@@ -32,10 +36,12 @@ __all__ = [
     "TwoStepPolicy",
     "VersionedWeights",
     "Weights",
+    "check_has_no_inputs",
     "check_is_no_module",
     "count_rows",
     "import_function",
     "imported",
+    "inputs_of",
     "parameters_of",
     "parse_policy",
     "versioned_weights",
@@ -60,7 +66,10 @@ class PolicyOutput(NamedTuple):
 
 
 class Policy(Protocol):
-    """What chooses actions. Derive from it, or have its methods."""
+    """What chooses actions. Derive from it, or have its methods.
+
+    It may be an `InputPolicy`, which is told more than observations, and an `EpisodeListener`, too.
+    """
 
     #: Which weights it has; every row says which ones chose its action.
     policy_version: int = 0
@@ -158,6 +167,81 @@ class RowReader(Protocol):
             Whether the rows will be read there. Else they are sent.
         """
         ...
+
+
+#: Names of what an `InputPolicy` may want.
+INPUTS: Final = ("prev_actions", "prev_rewards", "t", "eps_id", "env_id", "timestep")
+
+
+class InputPolicy(Policy, Protocol):
+    """A policy that an `EnvRunner` tells more than observations, in the runner's own process.
+
+        class Repeating(Policy):
+            wanted_inputs = ("prev_actions", "t")
+
+            def compute_actions(
+                self, observations, states, *, explore=True, prev_actions=None, t=None
+            ):
+                ...
+
+    Each input comes by its name, with a row per observation, and is not to be written to:
+
+    - `prev_actions`: what stands in the batch as the agent's last action in this episode, in the
+      form and dtypes of the action space (of what goes into the action connector); the zero of that
+      space where there is none;
+    - `prev_rewards`: `(rows,)` float32, the reward of that row of the batch; 0 where there is none;
+    - `t`: `(rows,)` int64, env steps of the episode so far;
+    - `eps_id`, `env_id`: `(rows,)` int64, as in the batch;
+    - `timestep`: `(rows,)` int64, env steps in all samples of this runner before the present one.
+
+    `prev_actions` and `prev_rewards` become columns of the batch.
+    """
+
+    #: Some of `INPUTS`; never changes.
+    wanted_inputs: Sequence[str]
+
+
+class EpisodeListener(Protocol):
+    """A policy that is told of the episodes of a runner in the same process, its own and others'.
+
+    For noise and schedules that go by episodes. A policy may have one of these methods or both.
+    In a block of `EnvRunner.serving` another thread calls them.
+    """
+
+    def on_episode_start(self, *, env_id: int, eps_id: int) -> None:
+        """The first observations of an episode are there, and no action was chosen yet.
+
+        The one before in this env is over; was it given up, there was no end of it.
+        """
+
+    def on_episode_end(self, *, result: EpisodeResult) -> None:
+        """An episode is over, by the env's word or by a fault."""
+
+
+def inputs_of(policy_id: str, policy: Any) -> tuple[str, ...]:
+    """Return what a policy wants besides observations.
+
+    Raises:
+        ConfigError: There is no such input, or the policy works elsewhere, where none comes.
+    """
+    inputs = getattr(policy, "wanted_inputs", ())
+    if not isinstance(inputs, tuple | list) or any(name not in INPUTS for name in inputs):
+        raise ConfigError(
+            f"policy {policy_id!r} has wanted_inputs={inputs!r:.80}, and they are a tuple of names "
+            f"among {', '.join(INPUTS)}"
+        )
+    if inputs and isinstance(policy, TwoStepPolicy):
+        check_has_no_inputs(policy_id, policy, "a policy that works elsewhere")
+    return tuple(inputs)
+
+
+def check_has_no_inputs(policy_id: str, policy: Any, where: str) -> None:
+    """Raise `ConfigError` if a policy wants inputs where there are none."""
+    if inputs := tuple(getattr(policy, "wanted_inputs", ())):
+        raise ConfigError(
+            f"policy {policy_id!r} wants {', '.join(inputs)}, which {where} is not told: an "
+            "EnvRunner tells them to policies in its own process"
+        )
 
 
 @runtime_checkable

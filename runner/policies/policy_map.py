@@ -17,6 +17,7 @@ from envbus.runner.policies.policy import (
     VersionedWeights,
     Weights,
     check_is_no_module,
+    inputs_of,
     versioned_weights,
 )
 from envbus.runner.workers.config import check_kind
@@ -273,6 +274,7 @@ def _as_policy(name: str, policy: Any) -> Policy:
         raise ConfigError(f"policy {name!r} is the class {policy.__name__}; give an object of it")
     if hasattr(policy, "compute_actions"):
         _check_parts(name, policy)
+        inputs_of(name, policy)
         found: Policy = policy
         return found
     check_is_no_module(policy, f"policy {name!r}")

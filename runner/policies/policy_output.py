@@ -18,12 +18,14 @@ from envbus.runner.data.batch import COLUMN_DTYPES
 from envbus.runner.data.nested import Tree, as_rows, concatenate_trees, map_tree
 from envbus.runner.policies.policy import Policy, PolicyOutput
 
-__all__ = ["PolicyAnswer", "ask", "check_shapes", "owned"]
+__all__ = ["RECORDED_INPUTS", "PolicyAnswer", "ask", "check_shapes", "owned"]
 
 #: Columns that a batch has anyway: no extra may have such a name.
 _TAKEN: Final = frozenset(
     {*COLUMN_DTYPES, "obs", "actions", "next_obs", "infos", "agent_id", "state_in", "state_out"}
 )
+#: Inputs of a policy that rows have a column of.
+RECORDED_INPUTS: Final = ("prev_actions", "prev_rewards")
 #: Spaces of which each element is an array of one shape.
 _SHAPED: Final = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 
@@ -43,15 +45,24 @@ class PolicyAnswer(msgspec.Struct, frozen=True, eq=False):
     version: int
     versions: npt.NDArray[np.int64] | None = None
     listed: bool = False
+    #: What it was told besides, and rows have columns of; None: nothing.
+    inputs: Mapping[str, Tree] | None = None
 
     @classmethod
     def of(
-        cls, out: Any, rows: int, version: int, states: Tree = None, *, listed: bool | None = False
+        cls,
+        out: Any,
+        rows: int,
+        version: int,
+        states: Tree = None,
+        *,
+        listed: bool | None = False,
+        inputs: Mapping[str, Tree] | None = None,
     ) -> PolicyAnswer:
         """Return what a policy has returned, after a look at its form.
 
-        `states` are what it was told. With `listed` actions are single ones, and stay so; None:
-        where their type says so.
+        `states` and `inputs` are what it was told. With `listed` actions are single ones, and stay
+        so; None: where their type says so.
 
         Raises:
             ValueError: Something has another number of rows, an action is NaN, states are not as
@@ -72,11 +83,12 @@ class PolicyAnswer(msgspec.Struct, frozen=True, eq=False):
             raise _wrong("actions", (len(actions),), rows)
         _check_are_numbers(actions)
         extras = out.extras
-        if not isinstance(extras, Mapping):
+        if type(extras) is not dict and not isinstance(extras, Mapping):  # the latter takes long
             raise ValueError(f"the policy returned extras of {type(extras).__name__}, not by name")
         if extras:
-            if not _TAKEN.isdisjoint(extras):
-                taken = sorted(_TAKEN & extras.keys())
+            names = _TAKEN if inputs is None else _TAKEN | inputs.keys()
+            if not names.isdisjoint(extras):
+                taken = sorted(names & extras.keys())
                 raise ValueError(
                     f"the policy returned extras that are named as other columns: {taken}"
                 )
@@ -91,13 +103,18 @@ class PolicyAnswer(msgspec.Struct, frozen=True, eq=False):
         versions = out.versions
         if versions is not None and np.shape(versions) != (rows,):
             raise _wrong("versions", np.shape(versions), rows)
-        return cls(actions, after, states, extras, rows, version, versions, listed)
+        if inputs is not None:
+            inputs = {name: inputs[name] for name in RECORDED_INPUTS if name in inputs}
+        return cls(actions, after, states, extras, rows, version, versions, listed, inputs)
 
     def columns(self) -> Mapping[str, Tree]:
-        """Return what the policy adds to rows, with the states before and after, if it has any."""
-        if self.told is None:
+        """Return what the policy adds to rows, with what it was told, and states after it."""
+        if self.told is None and self.inputs is None:
             return self.extras
-        return {**self.extras, "state_in": self.told, "state_out": self.states}
+        extras = {**self.extras, **(self.inputs or {})}
+        if self.told is None:
+            return extras
+        return {**extras, "state_in": self.told, "state_out": self.states}
 
     def owned(self) -> PolicyAnswer:
         """Return it in arrays that nobody else writes to: a policy may use its own again."""
@@ -123,6 +140,7 @@ class PolicyAnswer(msgspec.Struct, frozen=True, eq=False):
             self.version,
             some(self.versions),
             self.listed,
+            None if self.inputs is None else {n: some(tree) for n, tree in self.inputs.items()},
         )
 
     @staticmethod
@@ -168,10 +186,19 @@ def ask(
     *,
     explore: bool,
     listed: bool | None = False,
+    inputs: Mapping[str, Tree] | None = None,
 ) -> PolicyAnswer:
-    """Ask a policy about so many rows, and return what it says; raises as `PolicyAnswer.of`."""
-    out = policy.compute_actions(observations, owned(states), explore=explore)
-    return PolicyAnswer.of(out, rows, policy.policy_version, states, listed=listed)
+    """Ask a policy about so many rows, and return what it says; raises as `PolicyAnswer.of`.
+
+    `inputs` are what it wants to be told besides (`InputPolicy`).
+    """
+    if inputs is None:
+        out = policy.compute_actions(observations, owned(states), explore=explore)
+        return PolicyAnswer.of(out, rows, policy.policy_version, states, listed=listed)
+    compute: Any = policy.compute_actions
+    out = compute(observations, owned(states), explore=explore, **inputs)
+    version = policy.policy_version
+    return PolicyAnswer.of(out, rows, version, states, listed=listed, inputs=inputs)
 
 
 def check_shapes(actions: Any, space: Space[Any] | None, *, rows: bool = False) -> None:
@@ -218,6 +245,8 @@ def _owned_singles(actions: Any) -> Any:
 
 def _check_are_numbers(actions: Any) -> None:
     """Raise ValueError if some are NaN, which is in no space: an env would take it in silence."""
+    if type(actions) is np.ndarray and actions.dtype.kind in "biu":  # the usual case
+        return
     if isinstance(actions, Mapping):
         for part in actions.values():
             _check_are_numbers(part)

@@ -8,7 +8,7 @@ and which of them leave (`columns.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,13 +21,20 @@ from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.nested import Tree, map_tree
 from envbus.runner.engine.env_results import Batch
 from envbus.runner.policies.connectors import connected_rewards
-from envbus.runner.policies.policy import Policy, RowReader, TwoStepPolicy, zero_action
+from envbus.runner.policies.policy import (
+    Policy,
+    RowReader,
+    TwoStepPolicy,
+    inputs_of,
+    zero_action,
+)
 from envbus.runner.policies.policy_output import PolicyAnswer, ask, check_shapes
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import naming
 from envbus.runner.sampling.columns import ColumnFragments, Make
 from envbus.runner.sampling.config import EndlessEpisodes, EnvQuotas, Phase, RunnerConfig, Sample
+from envbus.runner.sampling.policy_inputs import ColumnInputs
 
 __all__ = ["ColumnPolicy", "ColumnSampler"]
 
@@ -73,12 +80,20 @@ class ColumnPolicy:
         """Whether something else can be done between question and answer."""
         return self._two_step is not None
 
-    def ask(self, env_ids: _Ints, observations: Tree, *, explore: bool) -> AskedRows:
+    def ask(
+        self,
+        env_ids: _Ints,
+        observations: Tree,
+        inputs: Mapping[str, Tree] | None = None,
+        *,
+        explore: bool,
+    ) -> AskedRows:
         """Have the policy begin with the rows of these envs."""
         states = self._states_of(env_ids)
         answer: Any
         if self._two_step is None:
-            answer = ask(self._policy, observations, states, len(env_ids), explore=explore)
+            rows = len(env_ids)
+            answer = ask(self._policy, observations, states, rows, explore=explore, inputs=inputs)
         else:
             answer = self._two_step.submit_actions(
                 observations,
@@ -176,8 +191,21 @@ class ColumnSampler:
             lambda leaf: np.repeat(np.asarray(leaf)[np.newaxis], count, axis=0),
             zero_action(pool.single_action_space),
         )
-        self._rows = ColumnFragments(config, policy_id, count, metrics, make)
+        hear_of_end = getattr(policy, "on_episode_end", None)
+        self._rows = ColumnFragments(config, policy_id, count, metrics, make, hear_of_end)
         self.ids = self._rows.episodes.ids
+        self._hear_of_start = getattr(policy, "on_episode_start", None)
+        #: What the policy wants to be told besides observations.
+        self._inputs: ColumnInputs | None = None
+        if names := inputs_of(policy_id, policy):
+            self._inputs = ColumnInputs(
+                names,
+                count,
+                pool.single_action_space,
+                self._convert,
+                self._rows.episodes,
+                metrics,
+            )
         self._phase = self._rows.phase
         #: Where they wait for an action, `(N, ...)`; None before the first observation.
         self._last: Tree = None
@@ -187,7 +215,7 @@ class ColumnSampler:
         self._defers = config.pipelined and self._policy.works_elsewhere
         #: What the policy has been asked and has not been asked to answer, if it works elsewhere.
         self._asked: AskedRows | None = None
-        self._looks_at_rewards = self._reward is not None
+        self._looks_at_rewards = self._reward is not None or self._inputs is not None
         self._endless = EndlessEpisodes(config)
         self._min_envs = config.envs_to_wait_for(count)
         #: Whether all envs can be stepped by a call; else what they are sent they answer some time.
@@ -328,7 +356,8 @@ class ColumnSampler:
     def _ask(self, ids: _Ints, observations: Tree, explore: bool) -> AskedRows:
         begin = time.perf_counter()
         seen = self._rows.columns.observe(ids, observations)
-        asked = self._policy.ask(ids, seen, explore=explore)
+        inputs = None if self._inputs is None else self._inputs.of(ids)
+        asked = self._policy.ask(ids, seen, inputs, explore=explore)
         self._timers.add("inference", time.perf_counter() - begin)
         return asked
 
@@ -361,6 +390,8 @@ class ColumnSampler:
             ids, answer = ids[still], answer.select(still)
         self._policy.keep_states(ids, answer.states)
         actions = answer.actions
+        if self._inputs is not None:
+            self._inputs.act(ids, actions)
         versions = answer.version if answer.versions is None else answer.versions
         self._rows.columns.act(ids, actions, versions, answer.columns())
         if self._convert is not None:
@@ -470,6 +501,8 @@ class ColumnSampler:
         if self._reward is not None and len(ids):
             keys = [self._keys[i] for i in ids.tolist()]
             recorded = connected_rewards(self._reward, rewards, keys)
+        if self._inputs is not None:
+            self._inputs.reward(ids, recorded)
         return recorded
 
     def _is_over_time(self) -> bool:
@@ -496,7 +529,13 @@ class ColumnSampler:
                         env_id=env_id, incarnation=incarnation
                     )
         self._rows.begin_episodes(ids, incarnations)
-        for connector in (self._observe, self._convert):
+        if self._inputs is not None:
+            self._inputs.begin(ids)
+        if self._hear_of_start is not None:
+            begun = self._rows.episodes.ids.running[ids].tolist()
+            for env_id, eps_id in zip(ids.tolist(), begun, strict=True):
+                self._hear_of_start(env_id=env_id, eps_id=eps_id)
+        for connector in (self._observe, self._convert, self._reward):
             if connector is not None:
                 connector.reset(ids.tolist())
         self._policy.begin(ids)

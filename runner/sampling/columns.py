@@ -410,10 +410,13 @@ class ColumnFragments:
         num_envs: int,
         metrics: SampleMetrics,
         make: Make | None = None,
+        hear_of_end: Callable[..., object] | None = None,
     ) -> None:
         self._config = config
         self._policy_id = policy_id
         self._metrics = metrics
+        #: Called with the `result` of each episode that is over.
+        self._hear_of_end = hear_of_end
         self.phase = np.full(num_envs, _ENDED, np.int8)
         self.recovering = np.zeros(num_envs, np.bool_)
         self.failed_some = False
@@ -601,6 +604,8 @@ class ColumnFragments:
         has_rows = stop_row > first_row
         result = self.episodes.result(env_id, terminated, truncated, dropped, has_rows=has_rows)
         self._over.append(_Over(first_row, stop_row, result))
+        if self._hear_of_end is not None:
+            self._hear_of_end(result=result)
 
     def _tell(self) -> list[EpisodeResult]:
         """Return the results of episodes whose rows have all left; the others stay."""

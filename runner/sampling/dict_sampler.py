@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.actors.arrays.copies import own
+from envbus.actors.arrays.spaces import Space
 from envbus.actors.env.agents import ALL
 from envbus.actors.external.errors import SimulatorError
 from envbus.bus.errors import ConfigError, EnvbusError
@@ -258,6 +259,9 @@ class _Episodes:
         ready = episode.reset(seen, result.infos[env_id], rewards, void=missed, done=done)
         slot.take(self._asked(slot, ready, result), seen)
         if not slot.is_rest:
+            for policy in slot.policies.values():
+                if (hear := getattr(policy, "on_episode_start", None)) is not None:
+                    hear(env_id=env_id, eps_id=episode.eps_id)
             with naming("on_episode_start"):
                 self._config.callbacks.on_episode_start(episode=episode)
         terminated, truncated = terminateds[ALL], truncateds[ALL]
@@ -390,6 +394,9 @@ class _Episodes:
             result = episode.result()
             self._metrics.add_episode(result)
             self._results.append(result)
+            for policy in slot.policies.values():
+                if (hear := getattr(policy, "on_episode_end", None)) is not None:
+                    hear(result=result)
         slot.end_episode()
         if self._config.episodes_without_actions == "raise" and not (
             fault or episode.has_acted or isinstance(holder, BridgeQuotaHolder)
@@ -435,7 +442,9 @@ class DictSampler:
             timers,
             self._is_ragged,
             self._lists_actions,
+            self._action_space,
             asking,
+            metrics,
             off_policy=bool(self._bridge_holders),
         )
         self.episodes = _Episodes(self._holders, config, policies, metrics, self._is_ragged)
@@ -540,6 +549,10 @@ class DictSampler:
 
     def _lists_actions(self, agent_id: AgentID) -> bool:
         return any(source.lists_actions(agent_id) for source in self._sources)
+
+    def _action_space(self, agent_id: AgentID) -> Space | None:
+        found = (source.action_space(agent_id) for source in self._sources)
+        return next((space for space in found if space is not None), None)
 
     def _by_part(self, ask: Callable[[QuotaHolder], bool]) -> _Bools:
         parts: _Bools = np.repeat(

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from envbus.actors.arrays.spaces import Space
 from envbus.bus.brief import brief
 from envbus.bus.wire.messages import Tree as Wrapped
-from envbus.runner.data.metrics import PerfTimers
+from envbus.runner.data.metrics import PerfTimers, SampleMetrics
 from envbus.runner.data.nested import Tree, as_rows, leaves_of, map_tree, row_of
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.policy import Policy
-from envbus.runner.policies.policy_output import PolicyAnswer, ask, owned
+from envbus.runner.policies.policy_output import RECORDED_INPUTS, PolicyAnswer, ask, owned
 from envbus.runner.sampling.config import RunnerConfig
+from envbus.runner.sampling.policy_inputs import ActionForm
 from envbus.runner.sampling.quotas import Slot
 
 __all__ = ["NO_VERSION", "AgentObservation", "Inference", "ask_rows", "by_form", "fitted", "stack"]
@@ -48,6 +50,8 @@ class Inference:
     Args:
         is_ragged: Whether an agent's observations or actions have no fixed size.
         lists_actions: Whether its actions have none: a policy gives them one by one.
+        action_space: Its action space; None: it is not known.
+        metrics: Count the env steps of samples.
         asking: Held while a policy is asked: its weights may be set by another thread.
         off_policy: Whether there can be actions that were chosen elsewhere; rows say so then, in
             a column.
@@ -59,7 +63,9 @@ class Inference:
         timers: PerfTimers,
         is_ragged: Callable[[AgentID], bool],
         lists_actions: Callable[[AgentID], bool],
+        action_space: Callable[[AgentID], Space | None],
         asking: AbstractContextManager[Any],
+        metrics: SampleMetrics,
         *,
         off_policy: bool,
     ) -> None:
@@ -67,7 +73,9 @@ class Inference:
         self._timers = timers
         self._is_ragged = is_ragged
         self._lists_actions = lists_actions
+        self._action_space = action_space
         self._asking = asking
+        self._metrics = metrics
         self._off_policy = off_policy
         #: By policy id: the policy, and what it adds to a row; filled where it was needed.
         self._like: dict[str, tuple[Policy, Mapping[str, Tree]]] = {}
@@ -108,9 +116,10 @@ class Inference:
         clock = time.perf_counter
         begin = clock()
         policy = group[0].slot.policies[policy_id]
-        observations = [one.observation for one in group]
-        states = [one.slot.states.get(one.agent_id) for one in group]
-        answer = self._ask_rows(policy, group[0].agent_id, observations, states, explore=explore)
+        inputs, form = None, None
+        if names := getattr(policy, "wanted_inputs", None):
+            inputs, form = self._inputs(names, policy_id, group)
+        answer = self._ask_rows(policy, group, inputs, explore=explore)
         asked = clock()
         sent = chosen = answer.actions
         listed = answer.listed
@@ -142,6 +151,8 @@ class Inference:
                 own |= {name: _blank(own[name]) for name in _OF_THE_ACTION if name in own}
             assert slot.episode is not None
             slot.episode.act(agent_id, action, policy_version=version, extras=own)
+            if form is not None:
+                slot.prev_actions[agent_id] = form.cast(action)
             actions[slot.env_id][agent_id] = sendable[index]
         self._timers.add("inference", asked - begin)
         self._timers.add("action_processing", clock() - asked)
@@ -152,7 +163,9 @@ class Inference:
         listed = self._lists_actions(group[0].agent_id)
         like = self._row_of(policy_id, group[0])
         connector = self._config.connector("action", policy_id)
-        for slot, agent_id, _ in group:
+        names = getattr(group[0].slot.policies[policy_id], "wanted_inputs", ())
+        inputs, form = self._inputs(names, policy_id, group)
+        for index, (slot, agent_id, _) in enumerate(group):
             choice, action = slot.choice, slot.off_policy.pop(agent_id)
             assert choice is not None
             assert slot.episode is not None
@@ -171,8 +184,11 @@ class Inference:
                 before = connector.invert(stack([action], ragged=listed), [(slot.env_id, agent_id)])
                 action = row_of(before, 0, ragged=listed)
             own["off_policy"] = np.bool_(False)
+            own |= {name: row_of(inputs[name], index) for name in RECORDED_INPUTS if name in inputs}
             slot.policy_version = choice.policy_version
             slot.episode.act(agent_id, action, policy_version=choice.policy_version, extras=own)
+            if form is not None:
+                slot.prev_actions[agent_id] = form.cast(action)
         self._timers.add("action_processing", time.perf_counter() - begin)
 
     def _row_of(self, policy_id: str, one: AgentObservation) -> Mapping[str, Tree]:
@@ -180,30 +196,73 @@ class Inference:
         policy = one.slot.policies[policy_id]
         known = self._like.get(policy_id)
         if known is None or known[0] is not policy:
-            seen = [one.observation]
-            answer = self._ask_rows(policy, one.agent_id, seen, [None], explore=False)
-            extras = {name: row_of(values, 0) for name, values in answer.columns().items()}
+            names = getattr(policy, "wanted_inputs", ())
+            inputs, _ = self._inputs(names, policy_id, [one])
+            answer = self._ask_rows(policy, [one], inputs, explore=False, fresh=True)
+            extras = {
+                name: row_of(values, 0)
+                for name, values in answer.columns().items()
+                if name not in inputs
+            }
             known = self._like[policy_id] = (policy, extras)
         return known[1]
 
     def _ask_rows(
         self,
         policy: Policy,
-        agent_id: AgentID,
-        observations: Sequence[Tree],
-        states: Sequence[Tree],
+        group: Sequence[AgentObservation],
+        inputs: Mapping[str, Tree] | None,
         *,
         explore: bool,
+        fresh: bool = False,
     ) -> PolicyAnswer:
+        """Ask about agents alike; with `fresh` as at an episode's begin."""
+        agent_id = group[0].agent_id
         with self._asking:
             return ask_rows(
                 policy,
-                observations,
-                states,
+                [one.observation for one in group],
+                [None if fresh else one.slot.states.get(one.agent_id) for one in group],
                 explore=explore,
                 ragged=self._is_ragged(agent_id),
                 lists_actions=self._lists_actions(agent_id),
+                inputs=inputs,
             )
+
+    def _inputs(
+        self, names: Sequence[str], policy_id: str, group: Sequence[AgentObservation]
+    ) -> tuple[dict[str, Tree], ActionForm | None]:
+        """Return what a policy wants to be told besides observations, of agents alike.
+
+        And if it wants to know their last actions, the form that these have.
+        """
+        form = None
+        if "prev_actions" in names:
+            agent_id = group[0].agent_id
+            connector = self._config.connector("action", policy_id)
+            whose = f"agent {agent_id!r}"
+            form = ActionForm.of(self._action_space(agent_id), connector, whose)
+        one_by_one = {name: [self._input(name, one, form) for one in group] for name in names}
+        return {name: stack(values) for name, values in one_by_one.items()}, form
+
+    def _input(self, name: str, one: AgentObservation, form: ActionForm | None) -> Tree:
+        slot, episode = one.slot, one.slot.episode
+        assert episode is not None
+        match name:
+            case "prev_actions":
+                assert form is not None
+                begins = episode.last_reward(one.agent_id) is None
+                return form.zero if begins else slot.prev_actions.get(one.agent_id, form.zero)
+            case "prev_rewards":
+                return np.float32(episode.last_reward(one.agent_id) or 0.0)
+            case "t":
+                return np.int64(episode.length)
+            case "eps_id":
+                return np.int64(episode.eps_id)
+            case "env_id":
+                return np.int64(slot.env_id)
+        assert name == "timestep"
+        return np.int64(self._metrics.env_steps)
 
 
 def _has_chosen(slot: Slot, agent_id: AgentID, policy_id: str) -> bool:
@@ -240,6 +299,7 @@ def ask_rows(
     explore: bool,
     ragged: bool,
     lists_actions: bool,
+    inputs: Mapping[str, Tree] | None = None,
 ) -> PolicyAnswer:
     """Ask a policy about single observations; return its answer in arrays that are nobody else's.
 
@@ -252,7 +312,9 @@ def ask_rows(
         told = stack([first if state is None else state for state in states])
     rows = stack(observations, ragged=ragged)
     listed = lists_actions or (None if ragged else False)
-    return ask(policy, rows, told, len(observations), explore=explore, listed=listed).owned()
+    count = len(observations)
+    answer = ask(policy, rows, told, count, explore=explore, listed=listed, inputs=inputs)
+    return answer.owned()
 
 
 def stack(trees: Sequence[Tree], *, ragged: bool = False) -> Tree:

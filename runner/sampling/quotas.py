@@ -43,6 +43,8 @@ class Slot:
         #: By agent: states of policies; actions that were chosen elsewhere.
         self.states: dict[AgentID, Tree] = {}
         self.off_policy: dict[AgentID, Any] = {}
+        #: By agent: its last action, as the batch has it, where its policy wants to know it.
+        self.prev_actions: dict[AgentID, Tree] = {}
         #: Which policy of the simulator's has chosen the actions in `off_policy`; None: none.
         self.choice: ClientChoice | None = None
         #: Which weights chose its last action.
@@ -69,6 +71,7 @@ class Slot:
         self.episode, self.policies = episode, policies
         self.policy_mapping_fn = policy_mapping_fn
         self.policy_ids, self.states, self.off_policy, self.seen = {}, {}, {}, {}
+        self.prev_actions = {}
 
     def take(self, ready: list[AgentID], observations: Mapping[AgentID, Tree]) -> None:
         """The agents in `ready` are to act on what they have seen."""

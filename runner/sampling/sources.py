@@ -118,6 +118,10 @@ class PoolSource:
         """Return whether an agent's actions have no fixed size."""
         return self._form_of(agent_id).lists_actions
 
+    def action_space(self, agent_id: AgentID) -> Space | None:
+        """Return an agent's action space; None: it is not known."""
+        return self._form_of(agent_id).action_space
+
     def has(self, env_id: int) -> bool:
         """Return whether an env is one of the pool's."""
         return env_id < len(self.holders)
@@ -272,6 +276,11 @@ class BridgeSource:
     def lists_actions(self, agent_id: AgentID) -> bool:
         """Return whether an agent's actions have no fixed size."""
         return self._ragged_actions(self._bridge.action_space)(agent_id)
+
+    def action_space(self, agent_id: AgentID) -> Space | None:
+        """Return an agent's action space; None: it is not known."""
+        space = self._bridge.action_space
+        return space.spaces.get(agent_id) if isinstance(space, AgentSpaces) else space
 
     def has(self, env_id: int) -> bool:
         """Return whether an env is an episode of this bridge."""

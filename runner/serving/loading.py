@@ -15,7 +15,13 @@ from envbus.actors.external.agreement import Agreement
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.extras import onnx_adapter
-from envbus.runner.policies.policy import Policy, import_function, parameters_of, parse_policy
+from envbus.runner.policies.policy import (
+    Policy,
+    check_has_no_inputs,
+    import_function,
+    parameters_of,
+    parse_policy,
+)
 from envbus.runner.policies.policy_map import PolicyMap
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 
@@ -100,7 +106,9 @@ def policy_maker(text: str) -> Maker:
                 f"the policy's factory {text} raised {type(exc).__name__}: {exc}; it is called "
                 "with the action space, and the observation space if it takes two"
             ) from exc
-        return PolicyMap({text: made})[text]
+        policy = PolicyMap({text: made})[text]
+        check_has_no_inputs(text, policy, "a server")
+        return policy
 
     return make
 

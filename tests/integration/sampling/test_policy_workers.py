@@ -31,7 +31,7 @@ from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner.data.nested import as_rows
 from envbus.runner.inference.policy_processes import MAX_UNDER_WAY
 from envbus.runner.inference.policy_workers import PolicyWorkers
-from envbus.runner.policies.policy import FunctionPolicy, TwoStepPolicy
+from envbus.runner.policies.policy import FunctionPolicy, Policy, PolicyOutput, TwoStepPolicy
 from envbus.runner.policies.policy_map import PolicyMap
 from envbus.runner.pool.pool import ActorPool
 from tests.integration.group_children import refused_in_a_fork, wait_until
@@ -479,7 +479,18 @@ def test_a_policy_that_cannot_be_made_is_told_once_with_its_traceback(
         StartError, match=r"'default_policy' has no initial_state, .*derive it from"
     ):
         PolicyWorkers(SimpleNamespace(compute_actions=make_probe))
+    with pytest.raises(StartError, match="wants prev_actions, which a policy worker is not told"):
+        PolicyWorkers(Repeating)
     assert caplog.messages == []
+
+
+class Repeating(Policy):
+    wanted_inputs = ("prev_actions",)
+
+    def compute_actions(
+        self, observations: Any, states: Any, *, explore: bool = True, prev_actions: Any = None
+    ) -> PolicyOutput:
+        return PolicyOutput(prev_actions, states)
 
 
 def test_what_cannot_be_pickled_is_told() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.data.episode import EpisodeRecorder, Fragment
+from envbus.runner.data.episode import DEFAULT_POLICY_ID, EpisodeRecorder, Fragment
 from envbus.runner.pool.agent_results import DUMMY_AGENT, HeldBack
 
 GO_ON = {"__all__": False}
@@ -732,6 +732,32 @@ def test_an_episode_gives_a_part_of_its_rows_and_goes_on(steps: int, ragged: boo
         for name in other.columns:
             np.testing.assert_equal(one[name], other[name])
     assert [batch["truncateds"].sum() for batch in whole] == [2, 1]
+
+
+def test_rows_may_have_other_rewards_than_the_episode() -> None:
+    asked: list[tuple[Any, str, float]] = []
+
+    def connect(agent_id: Any, policy_id: str, reward: float) -> float:
+        asked.append((agent_id, policy_id, reward))
+        return min(reward, 10.0)
+
+    recorder = EpisodeRecorder(1, 0, connect_reward=connect)
+    ready = recorder.reset({"a": obs(0)}, None, {"a": 7.0})
+    for reward in (5.0, 2.0):
+        act_all(recorder, ready)
+        ready = recorder.step({"a": obs(1)}, {"a": reward, "b": 9.0}, GO_ON, GO_ON)
+    assert recorder.last_reward("a") == 2.0
+    assert (recorder.last_reward("b"), recorder.last_reward("c")) == (None, None)
+    act_all(recorder, ready)
+    recorder.step({"a": obs(2)}, {"a": 6.0}, {"a": True, "__all__": False}, GO_ON)
+    recorder.step({"b": obs(0)}, {"a": 3.0}, GO_ON, GO_ON)
+    recorder.step({}, {"a": 4.0}, END, GO_ON)
+    # What comes before the first row is in it; what comes after the end is in the last one.
+    assert rows(recorder, "a")["rewards"].tolist() == [10.0, 2.0, 10.0]
+    sums = [12.0, 2.0, 6.0, 9.0, 13.0]
+    assert asked == [("a", DEFAULT_POLICY_ID, reward) for reward in sums]
+    result = recorder.result()
+    assert (result.agent_returns, result.unrecorded_reward) == ({"a": 27.0, "b": 18.0}, 18.0)
 
 
 def test_whether_anybody_has_acted_is_known_at_the_end() -> None:

@@ -248,3 +248,11 @@ def test_another_adds_lists_and_media_too() -> None:
         {"speed": [1.0]},
         {"video": ["a.mp4"]},
     )
+
+
+def test_env_steps_are_counted_over_the_whole_life() -> None:
+    metrics = SampleMetrics()
+    metrics.add_steps(env_steps=3, agent_steps=6)
+    metrics.read()
+    metrics.add_steps(env_steps=4, agent_steps=6)
+    assert metrics.env_steps == 7

@@ -77,3 +77,22 @@ def test_a_reward_without_any_row_is_given_back_at_the_end() -> None:
 def test_agent_ids_become_integers_or_strings(agent_id: object, dtype: str, value: object) -> None:
     column = agent_id_column(agent_id, 2)
     assert (column.dtype.str, column.tolist()) == (dtype, [value, value])
+
+
+def test_the_reward_before_is_known_over_fragments_and_not_over_a_break() -> None:
+    trajectory = Trajectory("a")
+    trajectory.begin(np.float32(0), "p")
+    assert trajectory.last_reward is None
+    walk(trajectory, 2)
+    trajectory.act(np.int64(2), 0, {"vf_preds": np.float32(2)})
+    trajectory.add_reward(5.0)
+    trajectory.complete(np.float32(3), 2)
+    assert trajectory.last_reward == 5.0
+    trajectory.cut({}, 2)
+    assert trajectory.last_reward == 5.0
+    trajectory.cut({})
+    assert trajectory.last_reward == 5.0
+    trajectory.act(np.int64(3), 0, {"vf_preds": np.float32(3)})
+    trajectory.break_off({})
+    trajectory.begin(np.float32(9), "p")
+    assert trajectory.last_reward is None

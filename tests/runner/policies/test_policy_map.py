@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.policies.policy import FunctionPolicy, Policy
+from envbus.runner.policies.policy import (
+    FunctionPolicy,
+    Policy,
+    TwoStepPolicy,
+    check_has_no_inputs,
+    inputs_of,
+)
 from envbus.runner.policies.policy_map import PolicyMap, check_state
 
 
@@ -143,3 +149,25 @@ def test_a_damaged_part_of_a_state_is_named(part: str, damaged: object) -> None:
     state = {"policies": {}, "connectors": {}, "metrics": {}, "num_samples": 0, part: damaged}
     with pytest.raises(ConfigError, match=f"the state's '{part}' are by name"):
         check_state(state, *state)
+
+
+@pytest.mark.parametrize("odd", ["t", ("t", "time"), 5, (["t"],)])
+def test_inputs_that_there_are_not_are_refused_by_the_policys_name(odd: Any) -> None:
+    policy: Any = Keeps(1)
+    policy.wanted_inputs = odd
+    with pytest.raises(ConfigError, match=r"policy 'a' has wanted_inputs=.* among prev_actions, "):
+        PolicyMap({"a": policy})
+    policy.wanted_inputs = ("t",)
+    assert inputs_of("a", PolicyMap({"a": policy})["a"]) == ("t",)
+
+
+class Elsewhere(Keeps, TwoStepPolicy):
+    wanted_inputs = ("prev_rewards", "t")
+
+
+def test_a_policy_that_works_elsewhere_is_told_no_inputs() -> None:
+    with pytest.raises(ConfigError, match="'a' wants prev_rewards, t, which a policy that works"):
+        PolicyMap({"a": Elsewhere(1)})
+    with pytest.raises(ConfigError, match="which a server is not told: an EnvRunner tells them"):
+        check_has_no_inputs("a", Elsewhere(1), "a server")
+    check_has_no_inputs("a", Keeps(1), "a server")

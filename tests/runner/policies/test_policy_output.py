@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envbus.runner.policies.policy import PolicyOutput
-from envbus.runner.policies.policy_output import PolicyAnswer, owned
+from envbus.runner.policies.policy import Policy, PolicyOutput
+from envbus.runner.policies.policy_output import PolicyAnswer, ask, owned
 
 
 def rows(count: int) -> np.ndarray[Any, Any]:
@@ -151,3 +151,26 @@ def test_single_actions_are_its_own_though_the_policy_uses_their_arrays_again() 
     assert [row["move"].tolist() for row in answers[1]] == [[0.0], [0.0]]
     assert answers[2].dtype == np.object_
     assert [row[0].tolist() for row in answers[2]] == [[0.0], [0.0]]
+
+
+class Told(Policy):
+    def compute_actions(
+        self, observations: Any, states: Any, *, explore: bool = True, **told: Any
+    ) -> Any:
+        return PolicyOutput(told["prev_actions"] + 1, states, {"t_too": told["t"]})
+
+
+def test_what_a_policy_was_told_stands_in_columns_where_no_other_column_says_it() -> None:
+    inputs = {"prev_actions": np.array([4, 5, 6]), "t": np.arange(3)}
+    answer = ask(Told(), rows(3), None, 3, explore=True, inputs=inputs).owned()
+    columns = {name: column.tolist() for name, column in answer.columns().items()}
+    assert columns == {"prev_actions": [4, 5, 6], "t_too": [0, 1, 2]}
+    assert answer.select(slice(1, 2)).columns()["prev_actions"].tolist() == [5]
+    assert answer.actions.tolist() == [5, 6, 7]
+
+
+def test_an_extra_has_no_name_of_a_column_of_inputs_where_there_is_one() -> None:
+    out = PolicyOutput(GOOD, None, {"prev_actions": GOOD})
+    assert PolicyAnswer.of(out, 3, 0).columns().keys() == {"prev_actions"}
+    with pytest.raises(ValueError, match=r"named as other columns: \['prev_actions'\]"):
+        PolicyAnswer.of(out, 3, 0, inputs={"prev_actions": GOOD})

@@ -214,9 +214,10 @@ LENGTH = 5
 class Simulated:
     """Two envs whose observation counts their steps; the policy's version is `version`."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, hear: Any = None, **config: Any) -> None:
         self.metrics = SampleMetrics()
-        self.rows = ColumnFragments(RunnerConfig(**config), "p", 2, self.metrics)
+        settings = RunnerConfig(**config)
+        self.rows = ColumnFragments(settings, "p", 2, self.metrics, hear_of_end=hear)
         self.steps = [0, 0]
         self.version = 0
         self.rows.begin_episodes(ints(0, 1), ints(0, 0))
@@ -254,6 +255,19 @@ class Simulated:
 
     def end(self) -> Sample:
         return self.rows.end((), 0)
+
+
+def test_the_end_of_an_episode_is_told_at_once_and_with_its_result() -> None:
+    told: list[Any] = []
+    envs = Simulated(hear=lambda *, result: told.append((result.env_id, result.length)))
+    envs.begin(20, 20)
+    envs.step(1, LENGTH)
+    envs.step(0, LENGTH + 2)
+    assert told == [(1, LENGTH), (0, LENGTH)]
+    envs.fail(0)
+    assert told[2:] == [(0, 2)]
+    envs.end()
+    assert len(told) == 3
 
 
 def of(sample: Sample, env_id: int, name: str) -> list[Any]:

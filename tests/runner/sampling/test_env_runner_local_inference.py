@@ -104,7 +104,18 @@ class Recurrent(Policy):
         return PolicyOutput(after[:, 0].astype(np.int64), after, {"vf_preds": observations[:, 0]})
 
 
-@pytest.mark.parametrize("policy", [MlpPolicy(COUNTS, ACTIONS, seed=1), Recurrent()])
+class Watching(Policy):
+    """Acts by what it sees; the runner's own also wants to be told what was done before."""
+
+    wanted_inputs = ("prev_actions", "prev_rewards")
+
+    def compute_actions(
+        self, observations: Any, states: Any, *, explore: bool = True, **told: Any
+    ) -> PolicyOutput:
+        return PolicyOutput(observations[:, 0].astype(np.int64) + 1, states)
+
+
+@pytest.mark.parametrize("policy", [MlpPolicy(COUNTS, ACTIONS, seed=1), Recurrent(), Watching()])
 def test_the_same_simulator_gives_the_same_batches_with_inference_on_either_side(
     policy: Any,
 ) -> None:
@@ -113,8 +124,8 @@ def test_the_same_simulator_gives_the_same_batches_with_inference_on_either_side
         runner = make(policy)
         where = address(runner)
         local: dict[str, Any] = {"fragment_length": 7}
-        if isinstance(policy, Recurrent):
-            local["policy"] = lambda *_: Recurrent()
+        if not isinstance(policy, MlpPolicy):
+            local["policy"] = lambda *_: type(policy)()
         if inference == "server":
             sims: Any = _simulators(where, for_ever(play_episode))
         elif inference == "client":
@@ -136,6 +147,9 @@ def test_the_same_simulator_gives_the_same_batches_with_inference_on_either_side
                 np.testing.assert_array_equal(one[name], other[name], err_msg=name)
         assert one["policy_version"].tolist() == [0] * 25
         assert not one["off_policy"].any()
+        if isinstance(policy, Watching):
+            assert one["prev_actions"].tolist() == [*range(25)]
+            assert one["prev_rewards"].tolist() == [0.0, *range(24)]
 
 
 def test_tasks_of_one_loop_play_side_by_side_and_by_new_weights() -> None:

@@ -240,6 +240,25 @@ def test_states_of_policies_go_on_over_logged_actions_and_begin_anew_with_each_e
     assert batch["state_in"][:, 0].tolist() == [0, 1, 2, 3] * 2
 
 
+class Repeating(Policy):
+    wanted_inputs = ("prev_actions", "t", "eps_id")
+
+    def compute_actions(
+        self, observations: Any, states: Any, *, explore: bool = True, **told: Any
+    ) -> Any:
+        return PolicyOutput(told["prev_actions"] + 1, states, {"told": told["t"]})
+
+
+def test_a_policy_is_told_of_logged_actions_as_of_its_own() -> None:
+    bridge = ExternalEnvBridge(COUNTS, ACTIONS)
+    play = functools.partial(play_episode, length=4, log=lambda t: 9 if t == 1 else None)
+    with simulators(bridge.address, for_ever(play)), EnvRunner(bridge, Repeating()) as runner:
+        batch = runner.sample(num_episodes=2, timeout=PATIENCE).single()
+    assert batch["actions"].tolist() == [1, 9, 10, 11] * 2
+    assert batch["prev_actions"].tolist() == [0, 1, 9, 10] * 2
+    assert batch["told"].tolist() == [0, 1, 2, 3] * 2
+
+
 def test_rewards_of_simulators_are_connected() -> None:
     bridge = ExternalEnvBridge(COUNTS, ACTIONS)
     play = functools.partial(play_episode, length=4)

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.bus.errors import ConfigError
-from envbus.runner.policies.policy import FunctionPolicy, RandomPolicy
+from envbus.runner.policies.policy import FunctionPolicy, Policy, RandomPolicy
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.serving.loading import clipped, load_policies, policy_maker
 
@@ -41,6 +41,16 @@ def nothing(space: Any) -> None:
     del space
 
 
+class Repeating(Policy):
+    wanted_inputs = ("prev_actions", "t")
+
+    def __init__(self, space: Any) -> None:
+        assert space == DONE
+
+    def compute_actions(self, observations: Any, states: Any, *, explore: bool = True) -> Any:
+        raise AssertionError("it is not told what it wants")
+
+
 @pytest.mark.parametrize("name", ["by_action", "by_both", "by_name"])
 def test_a_factory_is_given_the_spaces_that_it_asks_for(name: str) -> None:
     assert isinstance(policy_maker(f"{HERE}:{name}")(SEEN, DONE), FunctionPolicy)
@@ -66,6 +76,7 @@ def test_policies_without_a_module(text: str) -> None:
         ("missing.onnx", "there is no model missing.onnx"),
         (f"{HERE}:broken", "ArithmeticError: not for Discrete"),
         (f"{HERE}:nothing", "must have compute_actions"),
+        (f"{HERE}:Repeating", "wants prev_actions, t, which a server is not told"),
     ],
 )
 def test_mistakes_name_the_policy(text: str, told: str) -> None:
