@@ -150,6 +150,9 @@ class RunnerConfig:
     infos: bool = False
     #: Episodes to film.
     video: VideoConfig | None = None
+    #: Which env of the pool is seen on the screen: made with `render_mode="human"` it has a window
+    #: of its own; the frames of one with "rgb_array" are shown in a window of this process.
+    render_env: int | None = None
     #: What policies are told, unless `sample` says otherwise. Without it connectors learn nothing.
     explore: bool = True
     #: Env i is reset with `seed + i` the first time.
@@ -160,7 +163,7 @@ class RunnerConfig:
     ema_coef: float | None = None
     #: Whether rows are kept in columns over all envs, without a Python object per step. None:
     #: where that is possible: one agent, spaces of fixed size, one policy, no callbacks that are
-    #: told of single episodes, no infos, no video.
+    #: told of single episodes, no infos, no video, no window.
     vectorized: bool | None = None
 
     def __post_init__(self) -> None:
@@ -169,6 +172,7 @@ class RunnerConfig:
         check_number("seed", self.seed, whole=True, optional=True)
         check_number("ema_coef", self.ema_coef, optional=True)
         check_number("enough_envs", self.enough_envs, over=0.0, most=1.0)
+        check_number("render_env", self.render_env, whole=True, least=0, optional=True)
         check_number("batch_wait", self.batch_wait, least=0.0, optional=True)
         self._check_kinds()
         if self.pipelined and self.enough_envs < 1.0:

@@ -53,6 +53,7 @@ from envbus.runner.sampling.config import (
     check_mapping,
 )
 from envbus.runner.sampling.dict_sampler import DictSampler
+from envbus.runner.sampling.screen import Screen, draws_itself
 from envbus.runner.sampling.sources import BridgeSource, EnvNumbers, PoolSource, Source
 from envbus.runner.sampling.video import VideoRecorder
 
@@ -263,7 +264,8 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         self._num_samples = 0
         #: How often the envs, or the policies, were made anew.
         self._renewals = 0
-        self._recorder: VideoRecorder | None = None
+        #: Callbacks of the sampler's own, each around those before.
+        self._onlookers: list[VideoRecorder | Screen] = []
         self._asking = threading.RLock()
         self._sampler = self._make_sampler(self.config.policy_mapping_fn)
         self._begun = False
@@ -671,7 +673,7 @@ class EnvRunner(BaseEnvRunner, StaysHere):
     def __exit__(self, exc_type: object, *_: object) -> None:
         self._end_serving()
         try:
-            self._finish_videos()
+            self._end_onlooking()
         finally:
             self._envs.close(terminate=exc_type is not None)
 
@@ -681,11 +683,11 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         config = self.connector_times.timing(
             dataclasses.replace(self.config, policy_mapping_fn=policy_mapping_fn)
         )
-        if config.video is not None:
-            self._recorder = VideoRecorder(
-                config.video, config.callbacks, self._envs.get_sub_environments(), self.timers
-            )
-            config = dataclasses.replace(config, callbacks=self._recorder)
+        self._onlookers = []
+        for onlook in (self._recorder_of, self._screen_of):
+            if (onlooker := onlook(config)) is not None:
+                self._onlookers.append(onlooker)
+                config = dataclasses.replace(config, callbacks=onlooker)
         self._tell_policies()
         pool, bridges = self._envs.pool, self._envs.bridges
         if bridges and config.batch_wait is not None:
@@ -742,9 +744,23 @@ class EnvRunner(BaseEnvRunner, StaysHere):
     def _tell_policies(self) -> None:
         self._envs.tell_policies(self._policies.by_id, publish=self.config.publish)
 
-    def _finish_videos(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
+    def _recorder_of(self, config: RunnerConfig) -> VideoRecorder | None:
+        if config.video is None:
+            return None
+        envs = self._envs.get_sub_environments()
+        return VideoRecorder(config.video, config.callbacks, envs, self.timers)
+
+    def _screen_of(self, config: RunnerConfig) -> Screen | None:
+        if (env_id := config.render_env) is None:
+            return None
+        envs = self._envs.get_sub_environments()
+        if draws_itself(env_id, envs):
+            return None
+        return Screen(envs[env_id], config.callbacks, self.timers)
+
+    def _end_onlooking(self) -> None:
+        for onlooker in self._onlookers:
+            onlooker.close()
 
     def _begin(self, quotas: EnvQuotas, *, force_reset: bool) -> None:
         """See that the episodes that run are ones that this sample can go on with."""
@@ -830,17 +846,17 @@ class EnvRunner(BaseEnvRunner, StaysHere):
 
         Where they do not fit, the sampler stays the one before.
         """
-        old, recorder = self._sampler, self._recorder
+        old, onlookers = self._sampler, self._onlookers
         mapping = self.config.policy_mapping_fn
         if isinstance(old, DictSampler):
             mapping = old.episodes.policy_mapping_fn
         try:
             fresh = self._make_sampler(mapping)
         except BaseException:
-            self._recorder = recorder
+            self._onlookers = onlookers
             raise
-        if recorder is not None:
-            recorder.close()
+        for onlooker in onlookers:
+            onlooker.close()
         if isinstance(old, DictSampler):
             old.abandon()
         fresh.ids.go_on_from(old.ids.following)
@@ -924,6 +940,8 @@ def _why_not_columns(
         return "a space has no fixed size"
     if len(policies) > 1 or config.policy_mapping_fn is not None:
         return "there are several policies, or a policy_mapping_fn"
+    if isinstance(config.callbacks, VideoRecorder | Screen):
+        return "episodes are filmed, or seen on the screen"
     if wants_episodes(config.callbacks):
         return "callbacks are told of single episodes"
     if config.infos:

@@ -6,6 +6,7 @@ Needs imageio, and ffmpeg for anything but GIF (`pip install -e '.[video]'`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +27,7 @@ from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.workers.config import check_kind, list_of
 from envbus.runner.workers.faults import ActorLostError, Fault
 
-__all__ = ["VideoConfig", "VideoRecorder"]
+__all__ = ["VideoConfig", "VideoRecorder", "draw"]
 
 logger = logging.getLogger("envbus.runner.sampling.video")
 
@@ -177,18 +178,7 @@ class VideoRecorder(Callbacks):
         self._open[env_id] = _Film(writer, unfinished, path)
 
     def _film(self, env_id: int) -> None:
-        begin = time.perf_counter()
-        try:
-            frame = self._envs[env_id].render()
-        except (ActorLostError, RequestTimeoutError) as exc:  # its fault is told by the next poll
-            logger.warning("env %d was not drawn: %s", env_id, exc)
-        else:
-            self._append(env_id, frame)
-        finally:
-            spent = time.perf_counter() - begin
-            self._timers.add("env_render", spent)
-            # The sampler counts all that callbacks do as a part of this.
-            self._timers.add("raw_obs_processing", -spent)
+        draw(self._envs[env_id], self._timers, functools.partial(self._append, env_id))
 
     @uninterrupted_call
     def _append(self, env_id: int, frame: Any) -> None:
@@ -225,6 +215,25 @@ class VideoRecorder(Callbacks):
         logger.error("the film %s is given up: %s: %s", film.path, type(exc).__name__, exc)
         with contextlib.suppress(OSError):
             film.unfinished.unlink(missing_ok=True)
+
+
+def draw(env: SubEnvironment, timers: PerfTimers, use: Callable[[Any], None]) -> None:
+    """Hand on what an env draws; the time that this takes counts as drawing.
+
+    Not if its actor is gone, or late: that is told by the next poll.
+    """
+    begin = time.perf_counter()
+    try:
+        frame = env.render()
+    except (ActorLostError, RequestTimeoutError) as exc:
+        logger.warning("env %d was not drawn: %s", env.env_id, exc)
+    else:
+        use(frame)
+    finally:
+        spent = time.perf_counter() - begin
+        timers.add("env_render", spent)
+        # The sampler counts all that callbacks do as a part of this.
+        timers.add("raw_obs_processing", -spent)
 
 
 def _ffmpeg_of(writer: Any) -> Any:

@@ -442,6 +442,10 @@ def test_what_does_not_fit_together_is_refused() -> None:
             EnvRunner([], zeros)
         with pytest.raises(ConfigError, match="vectorized=True: episodes of a bridge come and go"):
             EnvRunner(bridge, zeros, RunnerConfig(vectorized=True))
+        with pytest.raises(ConfigError, match="batch_wait is for the envs of a pool"):
+            EnvRunner(bridge, zeros, RunnerConfig(batch_wait=0.1))
+        with pytest.raises(ConfigError, match="render_env=0: there are 0 envs of a pool"):
+            EnvRunner(bridge, zeros, RunnerConfig(render_env=0))
         with pytest.raises(ConfigError, match="no bridge"):
             EnvRunner(pool, zeros).serve(0.1)
 
