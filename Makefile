@@ -9,8 +9,9 @@
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all lint read-tests format docs fuzz soak bench chaos examples clean \
-  install-run install-test install-docs install-fuzz install-bench system-packages
+.PHONY: help run test test-all test-gymnasium test-with-gymnasium lint read-tests format docs fuzz \
+  soak bench chaos examples clean install-run install-test install-docs install-fuzz \
+  install-bench system-packages
 
 # Interpreter to make .venv with; empty: the first suitable one found.
 PYTHON ?=
@@ -19,6 +20,8 @@ TEST_WORKERS ?= 4
 # More arguments for pytest, `make test PYTEST_ARGS="-k arena"`, and for `envbus bench`.
 PYTEST_ARGS ?=
 BENCH_ARGS ?= all --yes
+# Releases that `make test-gymnasium` tests with; `newest` is the one that pip finds.
+GYMNASIUM ?= 1.2.0 1.2.2 1.3.0 newest
 FUZZ_SECONDS ?= 60
 SOAK_HAND_OVERS ?= 10000000
 # Options of `envbus chaos`, `make chaos CHAOS_ARGS="--seconds 600 --seed 7"`.
@@ -34,6 +37,9 @@ PYTEST = $(BIN)/python -m pytest --no-header -n $(TEST_WORKERS) --dist loadfile
 PACKAGES := bus actors runner bench
 FOR_EXAMPLES := .[test,torch,plot]
 FOR_BENCH := .[mujoco,atari,plot]
+# What Gymnasium's classes, spaces and wrappers could break.
+TESTS_OF_GYMNASIUM := tests/actors tests/contract tests/integration/envs tests/runner/adapters \
+  tests/runner/policies tests/runner/pool tests/runner/vector tests/runner/workers
 
 # Settings of the surrounding shell that would send pip or Python to other places, or have each of
 # the many processes compile all sources again.
@@ -112,6 +118,20 @@ test-all: install-examples system-packages ## All that `make test` leaves out; i
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.soak.words --hand-overs 1000000
 
+test-gymnasium: ## The tests that concern Gymnasium, with each of the releases in GYMNASIUM.
+	@set -e; for release in $(GYMNASIUM); do \
+	  $(MAKE) --no-print-directory VENV=.venvs/gymnasium-$$release RELEASE=$$release \
+	    test-with-gymnasium; \
+	done
+
+test-with-gymnasium:
+	$(make_venv)
+	@$(BIN)/python -m pip install -qq --upgrade --editable '.[test]' \
+	  'gymnasium$(if $(filter newest,$(RELEASE)),,==$(RELEASE))'
+	@$(BIN)/python -c 'import gymnasium; print("Gymnasium", gymnasium.__version__)'
+	@$(PYTEST) -m "slow or not slow" tests/runner/test_vector_wrappers.py $(PYTEST_ARGS)
+	@$(PYTEST) -m "not slow" $(TESTS_OF_GYMNASIUM) $(PYTEST_ARGS)
+
 # As root on a machine with apt-get only, and never an error: tests skip what is missing and say so.
 system-packages: ## Install what tests in other languages need (Node, g++, Mono, Chromium), by apt-get.
 	@missing=''; \
@@ -165,7 +185,7 @@ examples: install-examples ## Do the examples learn? Short trainings with PyTorc
 	@$(BIN)/python -m pytest --no-header tests/examples $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything generated.
-	@rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) .venvs build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 install-run:

@@ -235,21 +235,24 @@ class VectorEnvContract(ABC):
         sync.close()
 
     def test_differing_spaces_are_refused(self, new: New) -> None:
-        with pytest.raises(RuntimeError, match="space"):
+        with pytest.raises(self._refusal(RuntimeError), match="space"):
             new([CountingEnv, partial(gymnasium.make, "CartPole-v1")])
 
     @_EACH_MODE
     def test_its_metadata_is_a_copy_that_names_the_autoreset_mode(
         self, new: New, mode: AutoresetMode
     ) -> None:
+        before = dict(CountingEnv.metadata)
         by_enum = new([CountingEnv], autoreset_mode=mode)
         by_value = new([CountingEnv], autoreset_mode=mode.value)
         for envs in (by_enum, by_value):
             assert envs.metadata["autoreset_mode"] is mode
             assert envs.metadata["render_fps"] == 30
+        if by_enum.metadata is CountingEnv.metadata:
+            self._needs_strict("before Gymnasium 1.4 SyncVectorEnv's is that of the class")
         by_enum.metadata["render_fps"] = 1
         assert by_value.metadata["render_fps"] == 30
-        assert CountingEnv.metadata == {"render_modes": ["rgb_array"], "render_fps": 30}
+        assert CountingEnv.metadata == before
 
     def test_a_spec_can_be_assigned(self, new: New) -> None:
         envs = new([CountingEnv] * 2)
@@ -318,6 +321,8 @@ class VectorEnvContract(ABC):
     def test_a_wrong_number_of_actions_is_refused_and_reaches_no_env(
         self, new: New, actions: Any, error: type[Exception]
     ) -> None:
+        if gymnasium.__version__ in ("1.2.0", "1.2.1"):
+            self._needs_strict("SyncVectorEnv steps those that there are actions for")
         envs = new([CountingEnv] * 2)
         envs.reset()
         with pytest.raises(error):
@@ -342,7 +347,7 @@ class VectorEnvContract(ABC):
         envs = new([CountingEnv] * 3)
         assert envs.reset(seed=[5, None, 6])[0][:, 3].tolist() == [5, -1, 6]
         assert envs.reset(seed=[None, 8, None])[0][:, 3].tolist() == [5, 8, 6]
-        with pytest.raises(ValueError, match="num_envs=3 but got length=2"):
+        with pytest.raises(self._refusal(ValueError), match="num_envs=3 but got length=2"):
             envs.reset(seed=[1, 2])
 
     def test_numpy_integers_are_seeds(self, new: New) -> None:
@@ -422,7 +427,7 @@ class VectorEnvContract(ABC):
             (np.array([True]), ValueError, "must have shape `(2,)`, got (1,)"),
             (np.array([[True, True]]), ValueError, "must have shape `(2,)`, got (1, 2)"),
             (np.array([1, 0]), TypeError, "must have `dtype=np.bool_`, got int64"),
-            (np.array([False, False]), ValueError, "at least one True value"),
+            (np.array([False, False]), ValueError, "must contain a boolean array"),
         ],
         ids=["list", "short", "2-d", "int", "all False"],
     )
@@ -431,7 +436,7 @@ class VectorEnvContract(ABC):
     ) -> None:
         envs = new([CountingEnv] * 2, autoreset_mode=AutoresetMode.DISABLED)
         envs.reset()
-        with pytest.raises(error, match=re.escape(text)):
+        with pytest.raises(self._refusal(error), match=re.escape(text)):
             envs.reset(options={"reset_mask": mask})
         assert envs.get_attr("episode") == (1, 1)
         envs.step([0, 0])
@@ -611,6 +616,10 @@ class VectorEnvContract(ABC):
     def _needs_asynchronous(self) -> None:
         if not self.asynchronous:
             pytest.skip("has no processes of its own")
+
+    def _refusal(self, error: type[Exception]) -> tuple[type[Exception], ...]:
+        """What bad input is refused with; before 1.4 Gymnasium's own classes assert."""
+        return (error,) if self.strict else (error, AssertionError)
 
     def _needs_strict(self, why: str) -> None:
         if not self.strict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from typing import Any, TypeAlias
 
@@ -194,14 +195,25 @@ class CustomSpaceEnv(gymnasium.Env[str, str]):
         return f"step {action}", 0.0, False, False, {}
 
 
+def discrete(n: int, *, dtype: type[np.integer[Any]], start: int = 0) -> spaces.Discrete[Any]:
+    """Return a Discrete space of a dtype; before 1.2.2 Gymnasium has those of int64 only."""
+    if "dtype" not in inspect.signature(spaces.Discrete).parameters:
+        return spaces.Discrete(n, start=start)
+    return spaces.Discrete(n, start=start, dtype=dtype)
+
+
+#: Whether a Graph may be of any spaces: before 1.4 Gymnasium has those of Box and Discrete only.
+ANY_GRAPHS = hasattr(spaces.Graph(spaces.Discrete(2), None), "batch_node_space")
+
+
 def all_spaces() -> dict[str, Space]:
     """Return new spaces of every kind that Gymnasium has, by name, with no generator seeded."""
     infinity = np.inf
     fixed: dict[str, Space] = {
         "discrete": spaces.Discrete(3),
         "discrete_start": spaces.Discrete(4, start=-2),
-        "discrete_int32": spaces.Discrete(5, dtype=np.int32),
-        "discrete_uint8": spaces.Discrete(5, start=250, dtype=np.uint8),
+        "discrete_int32": discrete(5, dtype=np.int32),
+        "discrete_uint8": discrete(5, start=250, dtype=np.uint8),
         "box_scalar_bounds": spaces.Box(0.0, 1.0),
         "box_float16": spaces.Box(-1.0, 1.0, (3,), np.float16),
         "box_float32": spaces.Box(-1.0, 1.0, (2, 3), np.float32),
@@ -228,7 +240,7 @@ def all_spaces() -> dict[str, Space]:
         "tuple_single": spaces.Tuple((spaces.MultiBinary(2),)),
         "tuple_nested": spaces.Tuple(
             (
-                spaces.Tuple((spaces.Discrete(2), spaces.Discrete(3, dtype=np.int8))),
+                spaces.Tuple((spaces.Discrete(2), discrete(3, dtype=np.int8))),
                 spaces.Dict(a=spaces.Box(0, 9, (2,), np.int16)),
             )
         ),

@@ -123,8 +123,8 @@ class _SpacePairs:
 def _describe(envs: Sequence[AnyEnv], space_pairs: _SpacePairs) -> Built:
     first = envs[0] if envs else gymnasium.Env[Any, Any]()
     metadata = {key: _portable(value) for key, value in (first.metadata or {}).items()}
-    if isinstance(first, VectorEnv):
-        metadata.pop("autoreset_mode", None)  # the runner asked for it and knows
+    # The runner asked for it. Before Gymnasium 1.4 a SyncVectorEnv leaves it in its envs' class.
+    metadata.pop("autoreset_mode", None)
     return Built(
         counts=[_count(env) for env in envs],
         spaces=Tree(space_pairs.plain),

@@ -75,6 +75,8 @@ def close_within(
         env.close()
     except BaseException as error:
         origin.end_copy(error)
+        if isinstance(env, VectorEnv):
+            env.closed = True  # before Gymnasium 1.3 its `__del__` would try once more
         logger.warning("%s: closing it raised", who, exc_info=True)
     finally:
         if watch is not None:

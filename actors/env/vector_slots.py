@@ -208,10 +208,12 @@ class VectorSlots(SlotGroup):
         """Close the vector env. Idempotent; never raises."""
         env, self._env = self._env, None
         self.bind(None)
+        if env is None:
+            return []
         try:
-            if env is not None:
-                env.close()
+            env.close()
         except BaseException as error:
+            env.closed = True  # before Gymnasium 1.3 its `__del__` would try once more
             return self._errors("close", error, range(self.num_slots))
         return []
 

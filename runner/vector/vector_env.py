@@ -610,6 +610,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         self._lockstep.close(timeout, terminate=terminate)
         self._finalizer.detach()
 
+    def __del__(self) -> None:
+        """Leave the end to the finalizer: before Gymnasium 1.3 its own closed in any thread."""
+
     def __enter__(self) -> BusVectorEnv:
         """Return the env; the end of the block closes it, at once if it raised."""
         return self

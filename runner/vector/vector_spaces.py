@@ -153,12 +153,15 @@ def check_reset_mask(
 def _batch_differing(singles: list[gymnasium.Space[Any]]) -> gymnasium.Space[Any]:
     try:
         return batch_differing_spaces(singles)
-    except (TypeError, ValueError) as exc:
+    except (AssertionError, TypeError, ValueError) as exc:
+        kind = type(exc)
+        if kind is AssertionError:  # so said Gymnasium before 1.4
+            kind = TypeError if len(set(map(type, singles))) > 1 else ValueError
         for env_id, single in enumerate(singles):
             if not is_space_dtype_shape_equiv(singles[0], single):
                 named = f"{exc}. Env {env_id} has {single}, env 0 has {singles[0]}."
-                raise type(exc)(named) from exc
-        raise
+                raise kind(named) from exc
+        raise kind(str(exc)) from exc
 
 
 #: What Gymnasium uses for a class that it knows nothing of: it raises.

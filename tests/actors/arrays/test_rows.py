@@ -7,6 +7,7 @@ from gymnasium import spaces
 from envbus.actors.arrays.rows import Cell, ObservationRows
 from envbus.actors.arrays.spaces import Space, leaves
 from tests.actors.driver import Anything
+from tests.envs import discrete
 
 
 def prepared(space: Space, num_slots: int = 2) -> tuple[ObservationRows, list[np.ndarray]]:
@@ -31,7 +32,7 @@ def write(rows: ObservationRows, slot: int, observation: Anything) -> None:
         (spaces.Discrete(5), np.int64(3), 3),
         (spaces.Discrete(5), np.int32(3), 3),
         (spaces.Discrete(5), np.array(3), 3),
-        (spaces.Discrete(5, dtype=np.int8), 3, 3),
+        (discrete(5, dtype=np.int8), 3, 3),
         (spaces.MultiBinary(2), [1, 0], [1, 0]),
     ],
 )

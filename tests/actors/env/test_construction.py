@@ -79,7 +79,7 @@ def test_custom_spaces_are_told_as_objects() -> None:
 def test_metadata_is_a_copy_and_the_render_mode_is_told() -> None:
     _, built = construct(request(partial(CountingEnv, render_mode="rgb_array")))
     assert built.render_mode == "rgb_array"
-    assert built.metadata.value == CountingEnv.metadata
+    assert built.metadata.value == {"render_modes": ["rgb_array"], "render_fps": 30}
     assert built.metadata.value is not CountingEnv.metadata
 
 

@@ -61,7 +61,9 @@ class NativeEnv(VectorEnv[Any, Any, Any]):
 
 
 def counting(*lengths: int, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> SyncVectorEnv:
-    return SyncVectorEnv([partial(CountingEnv, length) for length in lengths], autoreset_mode=mode)
+    envs = SyncVectorEnv([partial(CountingEnv, length) for length in lengths], autoreset_mode=mode)
+    envs.metadata = dict(envs.metadata)  # before Gymnasium 1.4 all share that of the class
+    return envs
 
 
 def test_another_autoreset_mode_is_refused() -> None:

@@ -19,6 +19,7 @@ from envbus.bus.brief import brief
 from envbus.bus.wire.codec import Placeholder, Placeholders, decode, encode
 from envbus.bus.wire.messages import Tree
 from tests.bus.codec_samples import identical
+from tests.envs import ANY_GRAPHS, discrete
 
 SPACES = [
     spaces.Box(-1.0, 1.0, (3,)),
@@ -29,7 +30,7 @@ SPACES = [
     spaces.Box(0, 2**64 - 1, (2, 3), np.uint64),
     spaces.Box(-3, 3, (2, 0), np.int8),
     spaces.Discrete(5, start=-2),
-    spaces.Discrete(3, dtype=np.int32),
+    discrete(3, dtype=np.int32),
     spaces.MultiDiscrete([3, 4], start=np.array([1, -1])),
     spaces.MultiDiscrete(np.array([[2, 2], [3, 3]]), dtype=np.int8),
     spaces.MultiBinary(4),
@@ -390,7 +391,8 @@ def test_rows_of_an_array_are_looked_at_together(space: spaces.Space[Any], value
 def test_a_graph_has_no_millions_of_nodes_in_lists() -> None:
     take = taker(spaces.Graph(spaces.Box(0.0, 1.0, (1,)), None))
     nodes: Any = [np.zeros(1, np.float32)] * (2**16 + 1)
-    assert take(spaces.GraphInstance(nodes[:9], None, None), "it").nodes is not None
+    if ANY_GRAPHS:  # before, lists of nodes are none
+        assert take(spaces.GraphInstance(nodes[:9], None, None), "it").nodes is not None
     with pytest.raises(SpaceMismatchError, match="no array"):
         take(spaces.GraphInstance(nodes, None, None), "it")
 
