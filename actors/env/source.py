@@ -21,6 +21,7 @@ from envbus.actors.env.agents import in_agents_env
 from envbus.actors.env.import_rule import ImportRule
 from envbus.actors.env.old_gym import in_new_api
 from envbus.bus.errors import ConfigError
+from envbus.bus.process.pickling import pickled
 from envbus.bus.wire.codec import register_struct
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "make",
     "parse_source",
     "register_missing",
+    "sendable",
     "to_plain",
 ]
 
@@ -268,6 +270,19 @@ def local_registry() -> LocalRegistry:
         for spec in gymnasium.registry.values()
         if not str(spec.entry_point).startswith("gymnasium.envs.")
     )
+
+
+def sendable(specs: LocalRegistry) -> tuple[LocalRegistry, list[str]]:
+    """Return the specs that can be pickled, and the ids of the others."""
+    kept, left = LocalRegistry(), []
+    for spec in specs:
+        try:
+            pickled(spec)
+        except Exception:  # any object's own code may run here
+            left.append(spec.id)
+        else:
+            kept.append(spec)
+    return kept, left
 
 
 def register_missing(specs: Iterable[EnvSpec] | Mapping[str, EnvSpec]) -> None:

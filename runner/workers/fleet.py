@@ -178,6 +178,11 @@ def _raise_for_unsendable(actor: Actor, build: Build) -> None:
             ) from exc
 
 
+def _names_one_of(source: object, ids: Sequence[str]) -> bool:
+    """Return whether a source in its plain form is one of Gymnasium ids."""
+    return isinstance(source, dict) and str(source.get("gym")).rpartition(":")[2] in ids
+
+
 def _advice(source: object) -> str:
     """Name what a factory refers to and cannot take along to its actor; "" if there is none."""
     if not inspect.isfunction(source):
@@ -389,9 +394,14 @@ class Fleet(WorkerGroup[Actor]):
         with self._telling(actor):
             try:
                 self._requests.ask(actor, build, timeout=timeout, tag=Stage.BUILD)
-            except EncodeError:
+            except EncodeError as exc:
                 _raise_for_unsendable(actor, build)
-                raise
+                self._specs, left = env_source.sendable(self._specs)
+                if not left or any(_names_one_of(source, left) for source in actor.sources):
+                    raise
+                logger.warning("actors do not know %s: %s", ", ".join(left), exc)
+                build = msgspec.structs.replace(build, specs=Tree(self._specs))
+                self._requests.ask(actor, build, timeout=timeout, tag=Stage.BUILD)
 
     def _check(self, actor: Actor, request: Request[Any], reply: Payload | Exception) -> str | None:
         """Return what is wrong with a reply; None: nothing is."""
