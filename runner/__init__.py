@@ -28,6 +28,7 @@ from envbus.runner.sampling.config import RunnerConfig, Sample
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.sampling.video import VideoConfig
 from envbus.runner.vector.make import make_vec
+from envbus.runner.vector.registration import vector_entry_point
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import ActorSettings, Hooks, Timeouts
 from envbus.runner.workers.faults import ActorLostError, EnvError, Fault, FaultCause, env_errors
@@ -67,4 +68,5 @@ __all__ = [
     "VideoConfig",
     "env_errors",
     "make_vec",
+    "vector_entry_point",
 ]

@@ -158,5 +158,5 @@ def test_the_front_door_offers_what_it_names_and_imports_it_when_it_is_used() ->
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert len(done.stdout.splitlines()) == 10
+    assert len(done.stdout.splitlines()) == 11
     assert f"\n{metadata('envbus')['Version']}\n" in done.stdout

@@ -264,11 +264,12 @@ class LocalRegistry(list[EnvSpec]):
 
 
 def local_registry() -> LocalRegistry:
-    """Return what is registered in this process and is not Gymnasium's own."""
+    """Return what is registered in this process and is not Gymnasium's own, nor envbus' own."""
     return LocalRegistry(
         spec
         for spec in gymnasium.registry.values()
         if not str(spec.entry_point).startswith("gymnasium.envs.")
+        and not (spec.entry_point is None and str(spec.vector_entry_point).startswith("envbus."))
     )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ExternalEnvBridge,
         PolicyWorkers,
         make_vec,
+        vector_entry_point,
     )
 
     __version__: str
@@ -34,6 +35,7 @@ __all__ = [
     "PolicyWorkers",
     "__version__",
     "make_vec",
+    "vector_entry_point",
 ]
 
 _FROM_ACTORS: Final = frozenset({"ExternalEnv", "ExternalEnvClient"})
