@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.vector.vector_env import BusVectorEnv
@@ -230,32 +231,80 @@ def test_a_fault_that_an_exception_kept_back_is_told_by_the_next_step_as_any(
 
 def test_an_off_policy_loop_for_same_step_learns_from_real_rows_only(watch: Any) -> None:
     """As CleanRL's: `real_next_obs[i] = infos["final_obs"][i]` wherever a row is truncated."""
-    lengths = [2, 3, 100, 100]
-    inner = watch(AutoresetMode.SAME_STEP, lengths, num_actors=2).envs
-    envs = RecordEpisodeStatistics(inner)
+    envs = watch(AutoresetMode.SAME_STEP, [2, 3, 100, 100], num_actors=2).envs
     replay: list[tuple[Any, float, Any, bool]] = []
-    whole: list[int] = []
     observations, _ = envs.reset(seed=0)
     for step in range(24):
         if step % 5 == 3:
-            os.kill(inner.actor_pids()[step % 2], signal.SIGKILL)
+            os.kill(envs.actor_pids()[step % 2], signal.SIGKILL)
         next_observations, rewards, terminations, truncations, infos = envs.step(np.ones(4))
         real_next_obs = next_observations.copy()
         for i in np.flatnonzero(terminations | truncations):
             real_next_obs[i] = infos["final_obs"][i]
         replay += zip(observations, rewards, real_next_obs, terminations, strict=True)
         observations = next_observations
-        if "episode" in infos:  # docs/reliability.md says so
-            is_whole = infos["_episode"] & ~infos.get("_fault", np.zeros(4, np.bool_))
-            whole += infos["episode"]["l"][is_whole].tolist()
     assert np.isfinite([next_observation for _, _, next_observation, _ in replay]).all()
     for observation, reward, next_observation, terminated in replay:
         assert observation[:2].tolist() == next_observation[:2].tolist(), "of two episodes"
         acted = next_observation[2] == observation[2] + 1
         assert reward == (reward_of(next_observation) if acted else 0.0)
         assert acted or not terminated
-    assert whole
-    assert set(whole) <= {2, 3}
+
+
+@MODES
+def test_statistics_from_within_the_actors_are_of_episodes_that_were_finished(
+    mode: AutoresetMode,
+) -> None:
+    """As docs/reliability.md says it; those of the vector wrapper count the others, too."""
+    lengths = [2, 3, 5, 100]
+    factories = [partial(_counted, length) for length in lengths]
+    finished = np.zeros(4, np.int64)
+    cut = 0
+    with closing(BusVectorEnv(factories, num_actors=2, autoreset_mode=mode, **RESTART)) as envs:
+        envs.reset(seed=0)
+        for step in range(60):
+            actions = np.ones(4)
+            if step % 11 == 4:
+                kill(envs.actor_pids()[step % 2])
+            elif step % 13 == 6:
+                actions[1] = RAISE
+            *_, terminations, truncations, infos = envs.step(actions)
+            told = infos.get("final_info", {}) if mode is AutoresetMode.SAME_STEP else infos
+            if "episode" in told:
+                whole = told["_episode"]
+                assert whole.tolist() == terminations.tolist()
+                assert (told["episode"]["l"][whole] == np.array(lengths)[whole]).all()
+                assert (told["episode"]["r"][whole] > 100 * np.array(lengths)[whole]).all()
+                finished += whole
+            else:
+                assert not terminations.any()
+            cut += np.count_nonzero(truncations)
+            over = terminations | truncations
+            if mode is AutoresetMode.DISABLED and over.any():
+                envs.reset(options={"reset_mask": over})
+    assert cut > 10
+    assert (finished[:3] > 3).all()
+    assert finished[3] == 0
+
+
+def _counted(length: int) -> gymnasium.Env[Any, Any]:
+    return RecordEpisodeStatistics(LifeEnv(length))
+
+
+def test_same_step_statistics_tell_a_finished_episode_whose_reset_raises() -> None:
+    factories = [partial(_counted_last, 2), partial(_counted, 9)]
+    mode = AutoresetMode.SAME_STEP
+    with closing(BusVectorEnv(factories, autoreset_mode=mode, **RESTART)) as envs:
+        envs.reset()
+        envs.step(np.ones(2))
+        _, _, terminations, _, infos = envs.step(np.ones(2))
+        assert terminations.tolist() == infos["_fault"].tolist() == [True, False]
+        assert infos["final_info"]["_episode"].tolist() == [True, False]
+        assert infos["final_info"]["episode"]["l"][0] == 2
+
+
+def _counted_last(length: int) -> gymnasium.Env[Any, Any]:
+    return RecordEpisodeStatistics(LastEnv(length))
 
 
 @pytest.mark.slow
