@@ -264,12 +264,17 @@ class LocalRegistry(list[EnvSpec]):
 
 
 def local_registry() -> LocalRegistry:
-    """Return what is registered in this process and is not Gymnasium's own, nor envbus' own."""
+    """Return what is registered in this process and is not Gymnasium's own, nor envbus' own.
+
+    Nor RLlib's: under these ids an env runner finds the functions that it has made for itself, and
+    these hold the runner with all that it has.
+    """
     return LocalRegistry(
         spec
         for spec in gymnasium.registry.values()
         if not str(spec.entry_point).startswith("gymnasium.envs.")
         and not (spec.entry_point is None and str(spec.vector_entry_point).startswith("envbus."))
+        and spec.id not in ("rllib-single-agent-env-v0", "rllib-multi-agent-env-v0")
     )
 
 

@@ -19,6 +19,7 @@ from envbus.actors.env.source import (
     by_index,
     from_plain,
     keep,
+    local_registry,
     make,
     parse_source,
     register_missing,
@@ -278,3 +279,15 @@ def test_the_spec_of_an_env_survives_a_socket() -> None:
 def test_a_bad_spec_is_a_value_error(plain: object) -> None:
     with pytest.raises((TypeError, ValueError), match=r"."):
         _build_spec(plain)
+
+
+def test_rllibs_own_specs_are_not_told_to_actors() -> None:
+    gymnasium.register("rllib-single-agent-env-v0", entry_point=make_counting)
+    gymnasium.register("EnvbusToldOf-v0", entry_point=make_counting)
+    try:
+        ids = [spec.id for spec in local_registry()]
+    finally:
+        for one in ("rllib-single-agent-env-v0", "EnvbusToldOf-v0"):
+            del gymnasium.registry[one]
+    assert "EnvbusToldOf-v0" in ids
+    assert "rllib-single-agent-env-v0" not in ids
