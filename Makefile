@@ -9,9 +9,9 @@
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-gymnasium test-with-gymnasium lint read-tests format docs fuzz \
-  soak bench chaos examples clean install-run install-test install-docs install-fuzz \
-  install-bench system-packages
+.PHONY: help run test test-all test-gymnasium test-with-gymnasium test-rllib test-with-rllib lint \
+  read-tests format docs fuzz soak bench chaos examples clean install-run install-test install-docs \
+  install-fuzz install-bench install-rllib system-packages
 
 # Interpreter to make .venv with; empty: the first suitable one found.
 PYTHON ?=
@@ -40,6 +40,7 @@ FOR_BENCH := .[mujoco,atari,plot]
 # What Gymnasium's classes, spaces and wrappers could break.
 TESTS_OF_GYMNASIUM := tests/actors tests/contract tests/integration/envs tests/runner/adapters \
   tests/runner/policies tests/runner/pool tests/runner/vector tests/runner/workers
+FOR_RLLIB := .[test,rllib]
 
 # Settings of the surrounding shell that would send pip or Python to other places, or have each of
 # the many processes compile all sources again.
@@ -184,6 +185,14 @@ chaos: install-run ## Break everything for two minutes and audit what came. CHAO
 examples: install-examples ## Do the examples learn? Short trainings with PyTorch.
 	@$(BIN)/python -m pytest --no-header tests/examples $(PYTEST_ARGS)
 
+# In an environment of its own: RLlib wants a Gymnasium of its own choice.
+test-rllib: ## The tests of RLlib's env runners over envbus; installs Ray and PyTorch.
+	@$(MAKE) --no-print-directory VENV=.venvs/rllib test-with-rllib
+
+test-with-rllib: install-rllib
+	@$(BIN)/python -m pytest --no-header tests/runner/adapters/test_rllib.py \
+	  $(PYTEST_ARGS)
+
 clean: ## Remove the environment and everything generated.
 	@rm -rf $(VENV) .venvs build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -198,6 +207,10 @@ install-test:
 
 install-examples: install-test
 	$(call install,examples,$(FOR_EXAMPLES))
+
+install-rllib:
+	$(make_venv)
+	$(call install,rllib,$(FOR_RLLIB))
 
 # Without atheris, which is not built for every Python, the command says so.
 install-fuzz: install-test
