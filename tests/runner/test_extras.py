@@ -31,6 +31,7 @@ importlib.import_module(sys.argv[2])
         ("pyarrow", "envbus.runner.recordings", "parquet"),
         ("onnxruntime", "envbus.runner.adapters.onnx_policy", "onnx"),
         ("pettingzoo", "envbus.runner.adapters.pettingzoo", "pettingzoo"),
+        ("ray", "envbus.runner.adapters.rllib", "rllib"),
         ("pytest", "envbus.runner.testing", "testing"),
     ],
 )

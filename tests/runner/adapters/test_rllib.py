@@ -6,6 +6,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -51,7 +52,10 @@ Run = Callable[..., Any]
 
 
 class Told(CountingEnv):
-    """Tells what RLlib gave it. A reset raises once if there is `context["file"]`."""
+    """Tells what RLlib gave it. A reset raises once if there is `context["file"]`.
+
+    The second one kills its process in the step `context["dies_at"]` of its first life.
+    """
 
     def __init__(self, context: Any) -> None:
         super().__init__(context.get("length", 5))
@@ -63,6 +67,14 @@ class Told(CountingEnv):
             os.unlink(self.context["file"])
             raise ValueError("failed in a reset")
         return super().reset(**given)
+
+    def step(self, action: Any) -> Any:
+        dies_at = self.context.get("dies_at")
+        if self.context.vector_index == 1 and self.count == dies_at:
+            with suppress(FileExistsError):
+                os.mkdir(self.context["mark"])
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
 
     def told(self) -> list[Any]:
         context = self.context
@@ -207,6 +219,17 @@ def test_an_actor_that_is_killed_truncates_its_episodes_with_what_was_seen_last(
     assert set(counts(runner).values()) == {0}
     metrics = runner.get_metrics()
     assert "num_env_faults_lifetime" in metrics
+
+
+def test_what_a_process_wrote_before_it_died_is_not_taken_for_an_observation(
+    run: Run, tmp_path: Any
+) -> None:
+    context = {"length": 1000, "dies_at": 4, "mark": str(tmp_path / "died")}
+    runner = run(BusSingleAgentEnvRunner.with_settings(num_actors=1), Told, context)
+    cut = [e for e in runner.sample(num_timesteps=20) if e.is_truncated]
+    assert len(cut) == 2
+    for episode in cut:
+        assert [row[1] for row in episode.get_observations()] == [0, 1, 2, 3, 4, 4]
 
 
 def test_a_reset_that_fails_begins_no_episode(run: Run, tmp_path: Any) -> None:
