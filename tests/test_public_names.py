@@ -9,8 +9,11 @@ from types import ModuleType
 import pytest
 
 FILE = Path(__file__).with_name("public_names.txt")
-#: What a module imports that `make test` does not install.
-NEEDS = {"envbus.runner.adapters.rllib": "ray"}
+#: Modules that need what `make test` does not install.
+NEEDS_MORE = {
+    "envbus.runner.adapters.rllib": "ray",
+    "envbus.runner.adapters.tianshou": "tianshou",
+}
 
 
 def frozen_names() -> dict[str, list[str]]:
@@ -19,19 +22,28 @@ def frozen_names() -> dict[str, list[str]]:
 
 
 def load(module: str) -> ModuleType:
-    if module in NEEDS:
-        pytest.importorskip(NEEDS[module])
+    if module in NEEDS_MORE:
+        pytest.importorskip(NEEDS_MORE[module])
     return importlib.import_module(module)
 
 
-@pytest.mark.parametrize("module", frozen_names())
+MODULES = pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(module, marks=[pytest.mark.slow] if module in NEEDS_MORE else [])
+        for module in frozen_names()
+    ],
+)
+
+
+@MODULES
 def test_a_module_offers_its_frozen_names_and_no_others(module: str) -> None:
     loaded = load(module)
     assert sorted(loaded.__all__) == frozen_names()[module]
     assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []
 
 
-@pytest.mark.parametrize("module", frozen_names())
+@MODULES
 def test_every_public_name_has_a_docstring_of_its_own(module: str) -> None:
     loaded = load(module)
     for name in loaded.__all__:

@@ -440,6 +440,7 @@ class EnvResults:
         late: list[int],
         copy: bool = True,
         with_infos: bool = True,
+        merge: bool = True,
     ) -> Batch:
         """Return the results of these envs, which are the caller's.
 
@@ -452,6 +453,7 @@ class EnvResults:
             late: Told with the batch.
             copy: False: observations may be views.
             with_infos: False: theirs are forgotten.
+            merge: False: the infos are by env, as the envs returned them, without empty ones.
         """
         index = np.asarray(env_ids, np.int64)
         blocks = self.blocks
@@ -460,14 +462,14 @@ class EnvResults:
         terminations, truncations = blocks.terminations[index], blocks.truncations[index]
         if self.cut is not None:
             self.cut.on_receive(index)
-        infos: dict[str, Any] = {}
+        infos: dict[Any, Any] = {}
         if not with_infos:
             self._recorded[index] = False
             if self._infos:
                 for env_id in env_ids:
                     self._infos.pop(env_id, None)
         elif self._infos or self._are_recorded:
-            infos = self._take_infos(env_ids, index)
+            infos = self._take_infos(env_ids, index) if merge else self.take_infos(env_ids)
         return Batch(
             env_ids=index,
             observations=observations,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -95,6 +95,12 @@ class ActorPool(StaysHere):
         Exception: What an env's constructor raised. No process is left.
     """
 
+    #: Whether infos are merged into one dict of arrays. If not, they are a dict by env of those
+    #: that are not empty, as the envs returned them.
+    _merges_infos: ClassVar[bool] = True
+    #: "same"; "different": of observation spaces only shapes and dtypes have to be equal.
+    _observation_mode: ClassVar[str] = "same"
+
     @with_settings
     def __init__(
         self,
@@ -141,8 +147,9 @@ class ActorPool(StaysHere):
     def _set_up(self, *, all_or_nothing: bool) -> None:
         fleet = self._fleet
         self.num_envs = fleet.num_envs
-        check_equal_spaces(fleet.env_spaces())
-        spaces = choose_spaces(fleet.env_spaces(), "same", shared_memory=False)
+        if self._observation_mode == "same":
+            check_equal_spaces(fleet.env_spaces())
+        spaces = choose_spaces(fleet.env_spaces(), self._observation_mode, shared_memory=False)
         self.single_observation_space = spaces.single_observation_space
         self.single_action_space = spaces.single_action_space
         #: Whether the envs have several agents.
@@ -328,6 +335,7 @@ class ActorPool(StaysHere):
                 late=late,
                 copy=copy,
                 with_infos=infos,
+                merge=self._merges_infos,
             )
         except MemoryError:
             states.put_back(env_ids)

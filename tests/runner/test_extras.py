@@ -32,6 +32,7 @@ importlib.import_module(sys.argv[2])
         ("onnxruntime", "envbus.runner.adapters.onnx_policy", "onnx"),
         ("pettingzoo", "envbus.runner.adapters.pettingzoo", "pettingzoo"),
         ("ray", "envbus.runner.adapters.rllib", "rllib"),
+        ("tianshou", "envbus.runner.adapters.tianshou", "tianshou"),
         ("pytest", "envbus.runner.testing", "testing"),
     ],
 )
