@@ -30,7 +30,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from envbus.runner import ActorPool, EnvRunner, PolicyWorkers, RestartPolicy, RunnerConfig
 from envbus.runner.adapters.torch_policy import TorchPolicy
-from envbus.runner.data import SampleBatch, add_gae, bootstrap_rows
+from envbus.runner.data import SampleBatch, add_gae
 from envbus.runner.policies import ClipActions, Normalize
 
 BOX = {"num_envs": 16, "num_steps": 128, "minibatch": 128, "entropy": 0.0}
@@ -87,16 +87,13 @@ def update(
     agent: Agent, optimizer: torch.optim.Optimizer, batch: SampleBatch, args: argparse.Namespace
 ) -> None:
     """Improve the agent by what it did. `args` are those of `add_ppo_options`."""
+
+    def value_fn(observations: np.ndarray) -> np.ndarray:
+        with torch.inference_mode():
+            return agent.value(torch.as_tensor(observations)).numpy()
+
     # Truncated episodes go on behind their last observation: its value counts.
-    (cut,) = bootstrap_rows(
-        batch["terminateds"],
-        batch["truncateds"],
-        starts=batch.trajectory_starts(),
-        next_obs_valid=batch["next_obs_valid"],
-    )
-    with torch.inference_mode():
-        values = agent.value(torch.as_tensor(batch["next_obs"][cut])).numpy()
-    batch = add_gae(batch, values, gamma=args.gamma, gae_lambda=args.gae_lambda)
+    batch = add_gae(batch, value_fn, gamma=args.gamma, gae_lambda=args.gae_lambda)
     learnt_from = batch["loss_mask"]
     if "off_policy" in batch.columns:  # what a player has done is no action of this policy
         learnt_from = learnt_from & ~batch["off_policy"]

@@ -21,6 +21,7 @@ as is done here. A test compares with the first form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -207,15 +208,22 @@ def next_values(
 
 
 def add_gae(
-    batch: SampleBatch, bootstrap_values: npt.ArrayLike, *, gamma: float, gae_lambda: float
+    batch: SampleBatch,
+    bootstrap_values: npt.ArrayLike | Callable[[Any], npt.ArrayLike],
+    *,
+    gamma: float,
+    gae_lambda: float,
 ) -> SampleBatch:
     """Return the batch with the columns `advantages`, `value_targets` and `loss_mask`.
 
+        batch = add_gae(batch, value_fn, gamma=0.99, gae_lambda=0.95)
+
     Args:
-        batch: With `vf_preds`, the values of its observations.
-        bootstrap_values: Values of `batch["next_obs"][rows]`, where `(rows,) = bootstrap_rows(
-            batch["terminateds"], batch["truncateds"], starts=batch.trajectory_starts(),
-            next_obs_valid=batch["next_obs_valid"])`.
+        batch: With `vf_preds`, the values of its observations, or a function that knows them.
+        bootstrap_values: A function that returns the values `(n,)` of n observations, batched as in
+            `batch["obs"]`. Or the values of `batch["next_obs"][rows]`, where `(rows,) =
+            bootstrap_rows(batch["terminateds"], batch["truncateds"],
+            starts=batch.trajectory_starts(), next_obs_valid=batch["next_obs_valid"])`.
         gamma: As in `gae`.
         gae_lambda: As in `gae`.
 
@@ -225,12 +233,31 @@ def add_gae(
     """
     ends = batch["terminateds"], batch["truncateds"]
     where: Any = {"starts": batch.trajectory_starts(), "next_obs_valid": batch["next_obs_valid"]}
+    rows = bootstrap_rows(*ends, **where)
+    if callable(bootstrap_values):
+        value_fn = bootstrap_values
+        if "vf_preds" not in batch:
+            batch = batch.with_columns(vf_preds=_values_of(value_fn, batch["obs"], len(batch)))
+        last = batch[rows[0]]["next_obs"]
+        # Not asked for nothing: some networks take no empty batch.
+        bootstrap_values = _values_of(value_fn, last, len(rows[0])) if len(rows[0]) else ()
     values = batch["vf_preds"]
-    after = next_values(values, bootstrap_rows(*ends, **where), bootstrap_values)
+    after = next_values(values, rows, bootstrap_values)
     found = gae(batch["rewards"], values, after, *ends, gamma=gamma, gae_lambda=gae_lambda, **where)
     return batch.with_columns(
         advantages=found.advantages, value_targets=found.value_targets, loss_mask=found.mask
     )
+
+
+def _values_of(value_fn: Callable[[Any], npt.ArrayLike], obs: Any, number: int) -> _Floats:
+    """Return the values of observations, `(n,)`, as a function tells them."""
+    found = np.asarray(value_fn(obs))
+    if found.shape != (number,):
+        raise ValueError(
+            f"the value function returned {found.shape} for {number} observations; it has to be "
+            f"({number},)"
+        )
+    return found
 
 
 class _Sums:

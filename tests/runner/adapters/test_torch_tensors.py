@@ -59,3 +59,12 @@ def test_tensors_are_made_on_the_device_that_is_asked_for() -> None:
     assert [one.device.type for one in made] == ["meta", "meta"]
     with pytest.raises(RuntimeError):
         to_tensor(np.zeros(1), "moon")
+
+
+def test_memory_is_pinned_where_there_is_something_to_pin_it_for() -> None:
+    value = {"a": np.ones(3, np.float32)}
+    if torch.accelerator.is_available():
+        assert to_tensor(value, pin_memory=True)["a"].is_pinned()
+    else:
+        with pytest.raises(RuntimeError):
+            to_tensor(value, pin_memory=True)

@@ -278,6 +278,43 @@ def test_a_recorded_batch_of_two_agents_gets_its_advantages() -> None:
     assert done["advantages"].tolist() == [3.0, 2.0, 1.0, 2.0, 1.0, 0.0]
     assert done["loss_mask"].tolist() == [True] * 5 + [False]
     assert done["advantages"].dtype == np.float32
+    asked: list[Any] = []
+
+    def value_fn(observations: Any) -> Any:
+        asked.append(observations.tolist())
+        return np.full(len(observations), 2.0, np.float32)
+
+    by_function = add_gae(batch, value_fn, gamma=1.0, gae_lambda=1.0)
+    assert by_function["advantages"].tolist() == done["advantages"].tolist()
+    assert asked == [[3.0]]
+
+
+def test_a_function_tells_all_values_where_none_were_recorded() -> None:
+    flags = np.zeros(3, np.bool_)
+    batch = SampleBatch(
+        {
+            "obs": np.arange(3.0),
+            "next_obs": np.arange(1.0, 4.0),
+            "rewards": np.ones(3, np.float32),
+            "terminateds": flags,
+            "truncateds": flags,
+            "next_obs_valid": ~flags,
+            "eps_id": np.zeros(3, np.int64),
+            "unroll_id": np.zeros(3, np.int64),
+        }
+    )
+    done = add_gae(batch, lambda obs: 10.0 * obs, gamma=1.0, gae_lambda=0.0)
+    assert done["vf_preds"].tolist() == [0.0, 10.0, 20.0]
+    assert done["advantages"].tolist() == [11.0, 11.0, 11.0]
+    over = batch.with_columns(terminateds=np.array([False, False, True]))
+    assert add_gae(over, len_of, gamma=1.0, gae_lambda=0.0)["vf_preds"].tolist() == [3.0] * 3
+    with pytest.raises(ValueError, match=r"returned \(3, 1\) for 3 observations"):
+        add_gae(batch, lambda obs: obs[:, None], gamma=1.0, gae_lambda=0.0)
+
+
+def len_of(observations: Any) -> Any:
+    assert len(observations)  # nobody is asked for the values of nothing
+    return np.full(len(observations), float(len(observations)))
 
 
 @pytest.mark.parametrize(
