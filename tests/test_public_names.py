@@ -13,6 +13,7 @@ FILE = Path(__file__).with_name("public_names.txt")
 NEEDS_MORE = {
     "envbus.runner.adapters.rllib": "ray",
     "envbus.runner.adapters.tianshou": "tianshou",
+    "envbus.runner.adapters.torchrl": "torchrl",
 }
 
 

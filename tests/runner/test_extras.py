@@ -33,6 +33,7 @@ importlib.import_module(sys.argv[2])
         ("pettingzoo", "envbus.runner.adapters.pettingzoo", "pettingzoo"),
         ("ray", "envbus.runner.adapters.rllib", "rllib"),
         ("tianshou", "envbus.runner.adapters.tianshou", "tianshou"),
+        ("torchrl", "envbus.runner.adapters.torchrl", "torchrl"),
         ("pytest", "envbus.runner.testing", "testing"),
     ],
 )
