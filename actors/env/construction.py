@@ -54,6 +54,8 @@ def construct(
     mode = AutoresetMode(request.autoreset_mode)
     envs: list[AnyEnv] = []
     makers: list[Maker] = []
+    #: The envs below all wrappers, by identity.
+    found: set[int] = set()
     space_pairs = _SpacePairs()
     #: Slots of the envs that are complete; the next one's is the one that fails.
     complete = 0
@@ -66,7 +68,14 @@ def construct(
         for number, plain in enumerate(request.sources.value):
             report(number)
             makers.append(functools.partial(env_source.make, env_source.from_plain(plain), rule))
-            envs.append(makers[-1]())
+            env = makers[-1]()
+            if id(env.unwrapped) in found:
+                raise ValueError(
+                    f"{env} was returned for several envs, which would step it in turns; the "
+                    "factory must make a new one in each call: lambda: gymnasium.make(...)"
+                )
+            found.add(id(env.unwrapped))
+            envs.append(env)
             space_pairs.add(envs[-1])
             complete += _count(envs[-1])
         groups = list(_group(envs, makers, mode, request.first_env_id))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -107,6 +108,17 @@ def test_a_failing_constructor_is_told_and_the_others_are_closed() -> None:
     assert (error.slot, error.phase, error.message) == (2, "build", "failing on purpose")
     assert "in _go_wrong" in error.traceback
     assert [env.closed for env in made] == [True, True]
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, gymnasium.Wrapper], ids=["same", "wrapped"])
+def test_one_env_for_several_slots_is_refused(wrap: Callable[[Any], Any]) -> None:
+    env = CountingEnv()
+    groups, built = construct(request(CountingEnv, partial(wrap, env), partial(wrap, env)))
+    assert groups == []
+    (error,) = built.errors
+    assert (error.slot, error.phase, error.type_name) == (2, "build", "ValueError")
+    assert "must make a new one in each call" in error.message
+    assert env.closed
 
 
 def test_errors_while_closing_are_told_too() -> None:
