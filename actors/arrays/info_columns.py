@@ -249,11 +249,18 @@ class InfoReader:
                 _merge(merged, column, values, mask, whole=whole)
         return merged
 
-    def infos(self, env_ids: Sequence[int]) -> dict[int, Info]:
-        """Return the infos of these envs one by one, as the envs returned them."""
+    def infos(self, env_ids: Sequence[int] | None = None) -> dict[int, Info]:
+        """Return infos one by one, as the envs returned them, without those that are empty.
+
+        Args:
+            env_ids: Whose; None: of all envs.
+        """
         found: dict[int, Info] = {}
-        for env_id in env_ids:
-            number = int(self._heads[env_id])
+        if not self._forms:
+            return found
+        heads: Any = self._heads.tolist() if env_ids is None else self._heads
+        for env_id in range(len(heads)) if env_ids is None else env_ids:
+            number = int(heads[env_id])
             if not 0 < number <= len(self._forms):
                 continue
             info: Info = {}

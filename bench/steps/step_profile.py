@@ -216,9 +216,9 @@ def _matched(
 
 def _profile_messages(envs: BusVectorEnv, case: Case, schedule: Schedule) -> dict[str, float]:
     def step(actions: Any) -> None:
-        # Not `step`, which takes no message where only rows come of it.
-        envs.step_async(actions)
-        envs.step_wait()
+        # Not `step`, nor `step_async`, which take no message where only rows come of it.
+        envs.step_send(actions)
+        envs.step_fetch()
 
     ring = action_ring(case.workload, case.num_envs)
     envs.reset(seed=0)

@@ -8,6 +8,7 @@ had been asked so. Leaves out the words (`workers/step_words.py`).
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from envbus.runner.engine.engine import Engine
@@ -35,11 +36,12 @@ class QuickSteps:
         actions: Where the batch of actions goes.
         lockstep: What is pending.
         recycling: Exchanges actors, for which steps go by message; None: nobody does.
+        read_infos: Returns what envs told besides, in the caller's form.
 
     Attributes:
         asked: Number of the step that is under way, and was not made a round of messages; 0: none.
         begun: Number of the last step.
-        infos: What envs told besides in the last step of which all stood in the rows, merged.
+        infos: What envs told besides in the last step of which all stood in the rows.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class QuickSteps:
         actions: ActionStore,
         lockstep: Lockstep,
         recycling: LockstepRecycling | None,
+        read_infos: Callable[[], dict[Any, Any]],
     ) -> None:
         self._words = words
         self._fleet = engine.fleet
@@ -59,10 +62,11 @@ class QuickSteps:
         self._actions = actions
         self._lockstep = lockstep
         self._recycling = recycling
+        self._read_infos = read_infos
         self._everyone = list(range(engine.fleet.num_envs))
         self.asked = 0
         self.begun = 0
-        self.infos: dict[str, Any] = {}
+        self.infos: dict[Any, Any] = {}
         self._asked_at = self._look_at = 0.0
         #: Steps that go by message from now on, and as many as after the next with more to tell.
         self._break = 0
@@ -92,10 +96,8 @@ class QuickSteps:
             self._lockstep.is_quiet = True
             self._look_at = time.monotonic() + _LOOK_INTERVAL
 
-    def step(self, actions: Any) -> bool:
-        """Step all envs; return whether all that came of it stands in the rows.
-
-        If not, either nothing was asked, or the step is pending.
+    def ask(self, actions: Any) -> bool:
+        """Ask all envs to step; False: nobody was asked.
 
         Raises:
             ValueError, TypeError: As `BusVectorEnv.step_async`. Nothing was asked.
@@ -115,9 +117,17 @@ class QuickSteps:
         self.asked = self.begun = words.begin()
         lockstep.pending = PendingVerb.STEP
         words.ask()
+        return True
+
+    def wait(self) -> bool:
+        """Wait for the step that was asked; return whether all that came of it stands in the rows.
+
+        If not, it is pending, and becomes a round of messages when it is fetched.
+        """
+        words = self._words
         if words.wait():
             self._next_break = 1
-            self.infos = words.infos.merged()
+            self.infos = self._read_infos()
             return True
         if words.is_more_told():
             self._break = self._next_break
@@ -133,11 +143,11 @@ class QuickSteps:
         self.asked = 0
         self._lockstep.pending = PendingVerb.NOTHING
 
-    def take_back(self, before: int) -> None:
+    def take_back(self, before: int = 0) -> None:
         """The caller did not get it: it can be fetched. Nothing is done if none was begun.
 
         Args:
-            before: Which was begun last before the call.
+            before: Which was begun last before the call; 0: one was begun before it.
         """
         if self.begun != before:
             self.asked = self.begun
@@ -148,6 +158,8 @@ class QuickSteps:
         number = self.asked
         if not number:
             return
+        if self._fleet.closed:  # a forked copy: its rows are the owner's
+            self._engine.take_events(0.0)
         timeout = self._fleet.config.timeouts.step
         if timeout is not None:
             # The first part of it is over; what was longer than a sleep is no fault of theirs.

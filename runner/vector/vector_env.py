@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
@@ -108,6 +108,10 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         Exception: What an env's constructor raised. No process is left.
     """
 
+    #: Whether infos are merged into one dict of arrays, as Gymnasium has it. If not, they are a
+    #: dict by env of those that are not empty, as the envs returned them.
+    _merges_infos: ClassVar[bool] = True
+
     @with_settings
     def __init__(
         self,
@@ -198,7 +202,9 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         #: The thread that is within `step`: two would wait for each other's.
         self._stepped_by: int | None = None
         if fleet.words is not None:
-            self._quick = QuickSteps(fleet.words, engine, actions, self._lockstep, recycling)
+            infos = fleet.words.infos
+            read = infos.merged if self._merges_infos else infos.infos
+            self._quick = QuickSteps(fleet.words, engine, actions, self._lockstep, recycling, read)
 
     # --- reset -------------------------------------------------------------------------------
 
@@ -295,7 +301,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         if quick is not None and self._lockstep.is_quiet:
             before = quick.begun
             try:
-                if quick.step(actions):
+                if quick.ask(actions) and quick.wait():
                     results, blocks = self._results, self._results.blocks
                     stepped: Stepped = (
                         results.observations.batch(copy=self.copy),
@@ -334,6 +340,15 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
             AlreadyPendingCallError: Another call is pending.
             ValueError, TypeError: Not one action per env. Nothing was sent.
         """
+        quick = self._quick
+        if quick is not None and self._lockstep.is_quiet:
+            before = quick.begun
+            try:
+                if quick.ask(actions):
+                    return
+            except BaseException:  # also Ctrl-C: it can be fetched
+                quick.take_back(before)
+                raise
         self._lockstep.begin_step("step_async", actions)
 
     def step_wait(self, timeout: float | None = None) -> Stepped:
@@ -342,6 +357,24 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
         Args:
             timeout: Seconds; None: `timeouts.step`.
         """
+        quick = self._quick
+        if (
+            timeout is None
+            and quick is not None
+            and quick.asked
+            and self._lockstep.is_quiet  # else it was begun to make it a round of messages
+            and not self._fleet.closed
+        ):
+            try:
+                if quick.wait():
+                    stepped = self._stepped(quick.infos)
+                    quick.hand_out()
+                    return stepped
+            except BaseException as exc:  # also Ctrl-C: it can be fetched
+                quick.take_back()
+                if isinstance(exc, EnvbusError):
+                    self._lockstep.check_open()
+                raise
         return self._end_step("step_wait", "step_async", timeout)
 
     def _end_step(self, verb: str, asked: str, timeout: float | None) -> Stepped:
@@ -355,7 +388,7 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
     def _take_step(self, verb: str, timeout: float | None) -> Stepped:
         return self._take(PendingVerb.STEP, self._lockstep.end_step(verb, timeout), self._stepped)
 
-    def _stepped(self, infos: dict[str, Any]) -> Stepped:
+    def _stepped(self, infos: dict[Any, Any]) -> Stepped:
         results, blocks = self._results, self._results.blocks
         return (
             results.observations.batch(copy=self.copy),
@@ -365,14 +398,17 @@ class BusVectorEnv(VectorEnv[Any, Any, npt.NDArray[Any]], StaysHere):
             infos,
         )
 
-    def _take(self, pending: PendingVerb, infos: Infos, make: Callable[[dict[str, Any]], R]) -> R:
+    def _take(self, pending: PendingVerb, infos: Infos, make: Callable[[dict[Any, Any]], R]) -> R:
         """Return a round's results; if that fails, or an info does not fit, the next call does."""
-        engine = self._engine
-        remote = engine.placement.remote_envs
-        env_ids = range(self.num_envs)
-        merged, misfit, strange = merge_infos(infos, self._add_info, env_ids, remote)
-        if strange:
-            engine.let_go(strange)
+        merged: dict[Any, Any] = infos
+        misfit = None
+        if self._merges_infos:
+            engine = self._engine
+            remote = engine.placement.remote_envs
+            env_ids = range(self.num_envs)
+            merged, misfit, strange = merge_infos(infos, self._add_info, env_ids, remote)
+            if strange:
+                engine.let_go(strange)
         try:
             if misfit is not None:
                 raise misfit

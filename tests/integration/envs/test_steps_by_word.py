@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ClosedError
@@ -101,6 +102,21 @@ def test_a_step_takes_no_message_and_few_calls(make: Any) -> None:
         envs.step(actions)
     assert envs.statistics().steps_by_word >= 8
     assert python_calls(partial(envs.step, actions), 30) < 30
+
+
+def asked_and_waited_for(envs: BusVectorEnv, actions: Any) -> Any:
+    envs.step_async(actions)
+    return envs.step_wait()
+
+
+def test_a_step_that_is_asked_and_waited_for_takes_no_message_and_few_calls(make: Any) -> None:
+    envs = make(BusVectorEnv, num_actors=1)
+    envs.reset()
+    actions = np.zeros(NUM_ENVS)
+    for _ in range(10):
+        asked_and_waited_for(envs, actions)
+    assert envs.statistics().steps_by_word >= 8
+    assert python_calls(partial(asked_and_waited_for, envs, actions), 30) < 30
 
 
 def test_a_send_and_recv_takes_no_message_and_few_calls(make: Any) -> None:
@@ -202,7 +218,8 @@ def test_infos_are_those_of_sync_vector_env(num_actors: int, mode: str) -> None:
         envs.reset(), model.reset()
         for number in range(300):
             actions = np.full(NUM_ENVS, float(number % 90))
-            found, expected = envs.step(actions)[4], model.step(actions)[4]
+            step = envs.step if number % 2 else partial(asked_and_waited_for, envs)
+            found, expected = step(actions)[4], model.step(actions)[4]
             if "final_info" in expected:  # observations begin with the number of a life
                 ends = [
                     [None if one is None else one[1:].tolist() for one in infos.pop("final_obs")]
@@ -371,6 +388,62 @@ def test_one_that_is_stopped_for_a_while_is_waited_for(make: Any) -> None:
     assert first == [7, 7, 7, 7]
 
 
+def test_a_step_is_asked_once_and_waited_for_once(make: Any) -> None:
+    envs = make(BusVectorEnv)
+    envs.reset()
+    for number in range(1, 40):
+        envs.step_async(np.full(NUM_ENVS, float(number)))
+        for call in (partial(envs.step_async, np.zeros(NUM_ENVS)), envs.reset, envs.render):
+            with pytest.raises(AlreadyPendingCallError):
+                call()
+        found = envs.step_wait(timeout=None if number % 5 else 60.0)
+        assert found[0][:, 1:].tolist() == counts(number, number)
+        with pytest.raises(NoAsyncCallError):
+            envs.step_wait()
+    assert envs.statistics().steps_by_word > 40
+
+
+def test_one_that_is_killed_between_asking_and_waiting_is_started_again(make: Any) -> None:
+    envs = make(BusVectorEnv, restart=True)
+    envs.reset()
+    actions = np.zeros(NUM_ENVS)
+    for _ in range(10):
+        asked_and_waited_for(envs, actions)
+    envs.step_async(actions)
+    os.kill(envs.actor_pids()[0], signal.SIGKILL)
+    found = envs.step_wait()
+    if not found[3].any():  # it had stepped before it died
+        found = asked_and_waited_for(envs, actions)
+    assert found[3].tolist() == [True, True, False, False]
+    assert (asked_and_waited_for(envs, actions)[0][:2, 2] == 0).all()
+    before = envs.statistics().steps_by_word
+    for number in range(1, 10):
+        assert (asked_and_waited_for(envs, actions)[0][:2, 2] == number).all()
+    assert envs.statistics().steps_by_word > before
+
+
+def test_one_that_hangs_after_it_was_asked_passes_its_deadline(make: Any) -> None:
+    envs = make(BusVectorEnv, partial(MoodyEnv, 10**6), restart=True, timeouts=Timeouts(step=1.0))
+    envs.reset()
+    for _ in range(5):
+        envs.step(np.zeros(NUM_ENVS))
+    found = asked_and_waited_for(envs, np.array([HANG, 0.0, 0.0, 0.0]))
+    assert found[3].tolist() == [True, True, False, False]
+    assert found[4]["fault"]["cause"][0] == "timeout"
+
+
+def test_a_step_that_nobody_waits_for_is_ended_by_close(make: Any) -> None:
+    envs = make(BusVectorEnv)
+    envs.reset()
+    for _ in range(5):
+        envs.step(np.zeros(NUM_ENVS))
+    envs.step_async(np.zeros(NUM_ENVS))
+    with pytest.warns(UserWarning, match="pending call to `step`"):
+        envs.close()
+    with pytest.raises(ClosedEnvironmentError):
+        envs.step_wait()
+
+
 def test_an_env_that_raises_is_told_by_its_own_type(make: Any) -> None:
     envs = make(BusVectorEnv)
     envs.reset()
@@ -442,6 +515,24 @@ def test_a_forked_copy_asks_nobody(make: Any, kind: Any) -> None:
     found = step(actions)
     observations = found[0] if kind is BusVectorEnv else found.observations
     assert (observations[:, 2] == 6).all()
+
+
+def test_a_forked_copy_waits_for_no_step_of_its_owner(make: Any) -> None:
+    envs = make(BusVectorEnv)
+    envs.reset()
+    for _ in range(5):
+        envs.step(np.zeros(NUM_ENVS))
+    envs.step_async(np.zeros(NUM_ENVS))
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            envs.step_wait()
+        except BaseException as exc:
+            os._exit(0 if "clos" in str(exc) or "stopped" in str(exc) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (envs.step_wait()[0][:, 2] == 6).all()
 
 
 def test_a_forked_copy_gets_no_rows_of_a_step_under_way(make: Any) -> None:

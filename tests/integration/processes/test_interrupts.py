@@ -237,14 +237,19 @@ def test_a_step_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv, first: s
     assert at_every_line(lambda: vector.step(actions(number)), after) > 30
 
 
+@pytest.mark.parametrize("asked", ["at once", "apart"])
 @pytest.mark.parametrize("first", ["step_wait", "step"])
-def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off(first: str) -> None:
+def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off(first: str, asked: str) -> None:
     envs = BusVectorEnv([partial(LifeEnv, 10**6)] * 2, num_actors=2, timeouts=PATIENCE)
     envs.reset(seed=1)
     number = by_word = 0
 
     def step() -> Any:
-        return envs.step(np.full(2, number % 90, np.float64))
+        actions = np.full(2, number % 90, np.float64)
+        if asked == "at once":
+            return envs.step(actions)
+        envs.step_async(actions)
+        return envs.step_wait()
 
     def after(result: Any) -> None:
         nonlocal number, by_word
@@ -363,8 +368,9 @@ def test_an_env_whose_step_was_broken_off_is_made_anew_also_in_a_later_life(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("timeout", "least"), [(60.0, 20), (None, 8)])
 def test_no_row_of_another_step_comes_after_one_whose_end_was_not_asked_for(
-    profiler: int,
+    profiler: int, timeout: float | None, least: int
 ) -> None:
     envs = BusVectorEnv([partial(LifeEnv, 10**6)] * 2, num_actors=2, timeouts=PATIENCE)
     envs.reset(seed=1)
@@ -376,7 +382,7 @@ def test_no_row_of_another_step_comes_after_one_whose_end_was_not_asked_for(
         within = (quick_steps.__file__, engine.__file__)
         expected = TimeIsUp, NoAsyncCallError, multiprocessing.TimeoutError
         with contextlib.suppress(*expected), CtrlC(line, profiler, within) as broken_off:
-            envs.step_wait()
+            envs.step_wait(timeout)
             ends += 1
         for action in (31, 32):
             try:
@@ -389,7 +395,7 @@ def test_no_row_of_another_step_comes_after_one_whose_end_was_not_asked_for(
                 assert observations[:, 3].tolist() == [action] * 2, broken_off.place
         if not broken_off.came:
             break
-    assert line > 20
+    assert line > least
     assert ends
     envs.close()
 
