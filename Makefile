@@ -35,7 +35,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest --no-header -n $(TEST_WORKERS) --dist loadfile
 PACKAGES := bus actors runner bench
-FOR_EXAMPLES := .[test,torch,plot]
+FOR_EXAMPLES := .[test,torch,sb3,plot]
 FOR_BENCH := .[mujoco,atari,plot]
 # What Gymnasium's classes, spaces and wrappers could break.
 TESTS_OF_GYMNASIUM := tests/actors tests/contract tests/integration/envs tests/runner/adapters \
@@ -115,7 +115,7 @@ test: install-test ## Install, lint, type-check and run the quick tests.
 read-tests: install-test
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true # the tests will tell
 
-test-all: install-examples system-packages ## All that `make test` leaves out; installs PyTorch and more.
+test-all: install-examples system-packages ## All that `make test` leaves out; installs PyTorch, Stable-Baselines3 and more.
 	@$(PYTEST) -m slow $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.soak.words --hand-overs 1000000
 

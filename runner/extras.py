@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
@@ -10,7 +11,7 @@ from typing import Any
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["how_to_install", "needed_for", "onnx_adapter"]
+__all__ = ["check_version", "how_to_install", "needed_for", "onnx_adapter"]
 
 
 def how_to_install(extra: str) -> str:
@@ -47,6 +48,29 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as exc:
         how = how_to_install(extra)
         raise ModuleNotFoundError(f"{what} needs more ({exc}): {how}", name=exc.name) from None
+
+
+def check_version(
+    what: str, extra: str, library: str, version: str, oldest: tuple[int, int]
+) -> None:
+    """See that a library is new enough.
+
+    Args:
+        what: What cannot be used without.
+        extra: The extra of envbus that brings it.
+        library: Its name.
+        version: The one that is installed, `"2.9.0"`.
+        oldest: The first that will do, major and minor.
+
+    Raises:
+        ImportError: It is too old.
+    """
+    major, minor = map(int, re.findall(r"\d+", f"{version}.0")[:2])
+    if (major, minor) < oldest:
+        wanted = ".".join(map(str, oldest))
+        raise ImportError(
+            f"{what} needs {library} {wanted} or newer, not {version}: {how_to_install(extra)}"
+        )
 
 
 def onnx_adapter(verb: str) -> Any:

@@ -39,6 +39,8 @@ for name in sys.argv[1:]:
 """
 #: Their snippets want a bridge, and are run by `tests/examples/test_external_simulators.py`.
 RUN_ELSEWHERE = {"docs/external-simulators.md"}
+#: What the snippets of a page need besides, and `make test` does not install.
+NEEDS_MORE = {"docs/how-to/stable-baselines3.md": "stable_baselines3"}
 #: Commands that have commands of their own.
 GROUPS = ("bench", "keys")
 
@@ -70,6 +72,8 @@ TO_RUN = [page for page in PAGES if scripts(page) and name_of(page) not in RUN_E
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TO_RUN, ids=name_of)
 def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    if name_of(page) in NEEDS_MORE:
+        pytest.importorskip(NEEDS_MORE[name_of(page)])
     files = []
     for number, script in enumerate(scripts(page), 1):
         files.append(f"snippet_{number}.py")

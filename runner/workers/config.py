@@ -41,7 +41,7 @@ __all__ = [
     "with_settings",
 ]
 
-F = TypeVar("F", bound=Callable[..., None])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 #: Longest single wait, in seconds, of callers without a time-out: they wait again.
@@ -268,7 +268,7 @@ def with_settings(init: F) -> F:
     """Have `help()` and `inspect` show each of `ActorSettings` that `**settings` stands for.
 
     Args:
-        init: A constructor that has such an argument.
+        init: A constructor, or function, that has such an argument.
     """
     own, defaults = signature(init), FleetConfig()
     parameters = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from envbus.runner.extras import how_to_install
+from envbus.runner.extras import check_version, how_to_install
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ importlib.import_module(sys.argv[2])
         ("ray", "envbus.runner.adapters.rllib", "rllib"),
         ("tianshou", "envbus.runner.adapters.tianshou", "tianshou"),
         ("torchrl", "envbus.runner.adapters.torchrl", "torchrl"),
+        ("stable_baselines3", "envbus.runner.adapters.sb3", "sb3"),
         ("pytest", "envbus.runner.testing", "testing"),
     ],
 )
@@ -44,3 +45,29 @@ def test_modules_that_need_more_say_what(library: str, module: str, extra: str) 
     assert last.startswith("ModuleNotFoundError: ")
     assert library in last
     assert f"pip install -e '.[{extra}]' in a clone" in last
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.10.0a1", "3"])
+def test_a_library_that_is_new_enough_is_taken(version: str) -> None:
+    check_version("BusVecEnv", "sb3", "stable-baselines3", version, (2, 9))
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "1.10", "2"])
+def test_a_library_that_is_too_old_is_named_with_its_extra(version: str) -> None:
+    with pytest.raises(ImportError, match=rf"2\.9 or newer, not {version}: pip .*'\.\[sb3\]'"):
+        check_version("BusVecEnv", "sb3", "stable-baselines3", version, (2, 9))
+
+
+OLD = """
+import sys, types
+sys.modules["stable_baselines3"] = library = types.ModuleType("stable_baselines3")
+library.__version__ = "2.3.2"
+import envbus.runner.adapters.sb3
+"""
+
+
+def test_an_adapter_looks_at_the_version_of_its_library_first() -> None:
+    command = [sys.executable, "-c", OLD]
+    child = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    last = child.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: BusVecEnv needs stable-baselines3 2.9 or newer, not 2.3.2")
