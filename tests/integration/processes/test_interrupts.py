@@ -1600,7 +1600,7 @@ def test_ctrl_c_leaves_no_film_without_its_name(tmp_path: Path) -> None:
     films = 0
 
     def film() -> None:
-        episode: Any = SimpleNamespace(env_id=0, eps_id=films)
+        episode: Any = SimpleNamespace(env_id=0, eps_id=films, media={})
         recorder.on_episode_created(episode=episode)
         recorder.on_episode_start(episode=episode)
         recorder.on_episode_step(episode=episode)
