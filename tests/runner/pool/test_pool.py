@@ -1194,3 +1194,35 @@ with ActorPool([LargeEnv]) as pool:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100
     )
     assert done.stdout.splitlines() == ["no memory", "[0] 0"], done.stderr
+
+
+class PlainPool(ActorPool):
+    """As adapters have it, whose libraries take infos one by one, and any bounds."""
+
+    _merges_infos = False
+    _observation_mode = "different"
+
+
+@pytest.mark.parametrize("num_actors", [1, 0])
+def test_infos_may_stay_as_envs_return_them(num_actors: int) -> None:
+    with PlainPool([partial(InfoEnv, 100), CountingEnv], num_actors=num_actors) as pool:
+        pool.reset()
+        assert pool.recv(min_envs=2).infos == {0: {"episode": 1}, 1: {"episode": 1}}
+        for count in range(1, 6):  # told in messages first, and in columns then
+            pool.send(np.zeros(1, np.int64), [0])
+            infos: dict[Any, Any] = pool.recv().infos
+            model = InfoEnv(100)
+            model.count = count - 1
+            assert infos.keys() == {0}
+            assert data_equivalence(infos[0], model.step(np.int64(0))[4])
+
+
+def test_bounds_of_observations_may_differ_but_not_their_shapes() -> None:
+    boxes = [gymnasium.spaces.Box(-1.0, high, (2,)) for high in (1.0, 5.0)]
+    action_space = gymnasium.spaces.Discrete(2)
+    envs = [partial(SpaceEnv, box, action_space) for box in boxes]
+    with PlainPool(envs, num_actors=0) as pool:
+        assert pool.observation_space.shape == (2, 2)
+    other = partial(SpaceEnv, gymnasium.spaces.Box(-1.0, 1.0, (3,)), action_space)
+    with pytest.raises((RuntimeError, ValueError), match="Env 1 has"):
+        PlainPool([envs[0], other], num_actors=0)
