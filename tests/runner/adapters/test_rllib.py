@@ -159,14 +159,26 @@ def counts(runner: Any) -> dict[str, float]:
 # --- RLlib's own runner -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_callable", [False, True])
-def test_rllibs_own_runner_uses_a_vector_entry_point(run: Run, is_callable: bool) -> None:
-    def creator(context: Any) -> BusVectorEnv:
-        return make_vec("CartPole-v1", context["num_envs"], num_actors=2, restart=True)
+def _cart_poles(context: Any) -> BusVectorEnv:
+    return make_vec("CartPole-v1", context["num_envs"], num_actors=2, restart=True)
 
-    register_env("cartpoles", creator)
-    env = creator if is_callable else "cartpoles"
-    runner = run(SingleAgentEnvRunner, env, vectorize_mode="vector_entry_point")
+
+@pytest.mark.parametrize(
+    ("env", "env_config"),
+    [
+        (
+            "envbus.runner:envbus/VectorEnv-v0",
+            {"env": "CartPole-v1", "num_actors": 2, "restart": True},
+        ),
+        ("cart_poles", {}),
+        (_cart_poles, {}),
+    ],
+)
+def test_rllibs_own_runner_uses_a_vector_entry_point(
+    run: Run, env: Any, env_config: dict[str, Any]
+) -> None:
+    register_env("cart_poles", _cart_poles)
+    runner = run(SingleAgentEnvRunner, env, env_config, vectorize_mode="vector_entry_point")
     assert isinstance(runner.env.unwrapped, BusVectorEnv)
     runner.sample(num_timesteps=10)
     kill_first_actor(runner)
