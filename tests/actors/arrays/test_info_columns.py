@@ -86,6 +86,7 @@ def test_what_fits_is_merged_as_gymnasium_merges_it(
     assert_merged(gymnasiums([singles.get(i, {}) for i in range(len(infos))]), infos)
     for env_id, info in singles.items():
         assert repr(info) == repr(infos[env_id])
+    assert repr(both.reader.infos()) == repr(singles)
 
 
 ENDED = {"final_obs": np.arange(4.0), "final_info": {}, "episode": 2}
@@ -103,6 +104,7 @@ def test_usual_infos_fit() -> None:
     assert_merged(both.reader.merged(), [STEP] * 3)
     assert both.writer.write(None)
     assert both.reader.merged() == {}
+    assert both.reader.infos() == {}
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,41 @@ def test_infos_are_those_of_sync_vector_env(num_actors: int, mode: str) -> None:
         envs.close()
 
 
+class SingleInfosEnv(BusVectorEnv):
+    """Does not merge infos, as the adapter for Stable-Baselines3."""
+
+    _merges_infos = False
+
+
+@pytest.mark.slow_but_first
+@pytest.mark.parametrize("local_links", [True, False])
+def test_infos_that_are_not_merged_are_those_of_the_envs(local_links: bool) -> None:
+    models = [make_env() for make_env in lengths()]
+    envs = SingleInfosEnv(
+        lengths(), num_actors=2, autoreset_mode="SameStep", local_links=local_links
+    )
+    try:
+        found = envs.reset()[1]
+        assert_same_infos(found, {i: model.reset()[1] for i, model in enumerate(models)})
+        for number in range(200):
+            action = float(number % 90)
+            step = envs.step if number % 2 else partial(asked_and_waited_for, envs)
+            found, expected = step(np.full(NUM_ENVS, action))[4], {}
+            for env_id, model in enumerate(models):
+                observation, _, terminated, truncated, info = model.step(action)
+                if terminated or truncated:
+                    final = {"final_obs": observation, "final_info": info}
+                    info = {**final, **model.reset()[1]}
+                    ends = [one.pop("final_obs") for one in (found[env_id], info)]
+                    assert ends[0][1:].tolist() == ends[1][1:].tolist()
+                if info:
+                    expected[env_id] = info
+            assert_same_infos(dict(sorted(found.items())), expected)
+        assert (envs.statistics().steps_by_word > 100) == local_links
+    finally:
+        envs.close()
+
+
 def test_infos_of_a_pool_are_those_of_its_envs() -> None:
     model = [make_env() for make_env in lengths()]
     with ActorPool(lengths(), num_actors=2, autoreset_mode="Disabled") as pool:
