@@ -117,7 +117,7 @@ class OldGymEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if "seed" not in self._takes:
             del given["seed"]
             self._seed(seed)
-        if options is None and "options" not in self._takes:
+        if not options and "options" not in self._takes:  # empty: only a mask was given
             del given["options"]
         returned: Any = self.env.reset(**given)
         if returned is None or is_with_info(returned):

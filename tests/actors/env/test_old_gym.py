@@ -115,6 +115,10 @@ def test_a_seed_goes_to_the_method_for_it_or_to_the_random_numbers() -> None:
         env.reset(options={"level": 1})
 
 
+def test_options_that_are_empty_as_those_of_a_mask_alone_are_not_handed_on() -> None:
+    assert in_new_api(Unseeded()).reset(options={})[1] == {}
+
+
 def test_it_is_told_once_per_class(caplog: pytest.LogCaptureFixture) -> None:
     class Own(Unseeded):
         """Nobody has told of it."""
