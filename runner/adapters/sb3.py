@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 from typing_extensions import Unpack
 
+from envbus.actors.env.old_gym import OldGymEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner.extras import check_version, needed_for
 from envbus.runner.vector.vector_env import BusVectorEnv
@@ -173,14 +174,18 @@ class BusVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of the envs' outermost wrappers."""
-        self._beside(lambda env, it: setattr(env, attr_name, it), indices, value)
+
+        def put(env: Env, it: Any) -> None:  # what is wrapped by envbus alone is the user's own
+            setattr(env.env if isinstance(env, OldGymEnv) else env, attr_name, it)
+
+        self._beside(put, indices, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
         """Call a method of each env, or of those at `indices`; looks through wrappers."""
 
-        # By value, as the lambda above: for one of this module an actor would import PyTorch.
+        # By value, as `put` above: for one of this module an actor would import PyTorch.
         def call(env: Env, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return env.get_wrapper_attr(method_name)(*args, **kwargs)
 

@@ -251,6 +251,28 @@ def test_methods_and_attributes_are_as_those_of_dummy_vec_env(make: Make) -> Non
     assert envs.env_method("add", 0) == model.env_method("add", 0)
 
 
+def reset_by_seed(env: CountingEnv, seed: int | None = None) -> Any:
+    return CountingEnv.reset(env, seed=seed)
+
+
+class NoOptionsEnv(CountingEnv):
+    """Its `reset` takes no options, for which its actor wraps it."""
+
+    reset: Any = reset_by_seed
+    bonus = 0.0
+
+    def step(self, action: Any) -> Any:
+        observation, _, *others = super().step(action)
+        return observation, self.bonus, *others
+
+
+def test_an_env_that_envbus_alone_has_wrapped_gets_its_attributes(make: Make) -> None:
+    envs = make([NoOptionsEnv] * 2)
+    envs.reset()
+    envs.set_attr("bonus", 7.0)
+    assert envs.step(np.zeros(2, np.int64))[1].tolist() == [7.0, 7.0]
+
+
 def test_methods_are_not_called_by_who_asks_for_them(make: Make) -> None:
     envs = make([CountingEnv] * 2)
     assert callable(envs.get_attr("add")[0])
