@@ -114,6 +114,8 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         """
         given: dict[str, Any] = {"seed": seed, "options": options}
         given = {name: value for name, value in given.items() if value is not None}
+        if not options and "options" not in self._takes:  # empty: only a mask was given
+            given.pop("options", None)
         if "seed" in given and "seed" not in self._takes:  # the old API
             seed_by_method = getattr(self.inner, "seed", None)
             if callable(seed_by_method):

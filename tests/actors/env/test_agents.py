@@ -180,7 +180,7 @@ def test_several_agents_may_have_the_old_api_too() -> None:
     ]
     inner = OldDictEnv(steps)
     env = wrap(inner)
-    record, _ = env.reset(seed=3)
+    record, _ = env.reset(seed=3, options={})  # as a mask alone comes
     assert record["infos"] == {"a": {}, "b": {}}
     record, *_ = env.step({})
     assert record["terminateds"] == {"a": False, "__all__": False}
