@@ -93,7 +93,8 @@ def test_simulators_everywhere_train_one_policy_and_no_finished_episode_is_lost(
 ) -> None:
     deadline = time.monotonic() + PATIENCE
     log = tmp_path / "episodes.jsonl"
-    options = [*HERE, "--total-steps", "26000", "--target", "500", "--episodes", str(log)]
+    # Enough for a browser to start, which takes a third of that time, and to play whole episodes.
+    options = [*HERE, "--total-steps", "45000", "--target", "501", "--episodes", str(log)]
     with running(EXAMPLES / "ppo_external.py", *options, deadline=deadline) as trainer:
         trainer.until(lambda: trainer.found("simulators connect to"))
         addresses = trainer.found("simulators connect to (.*)")[0][1].split()
