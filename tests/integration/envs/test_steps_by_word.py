@@ -246,8 +246,10 @@ def test_infos_that_are_not_merged_are_those_of_the_envs(local_links: bool) -> N
         lengths(), num_actors=2, autoreset_mode="SameStep", local_links=local_links
     )
     try:
-        found = envs.reset()[1]
-        assert_same_infos(found, {i: model.reset()[1] for i, model in enumerate(models)})
+        found = envs.reset()[1]  # in the order in which actors have answered
+        assert_same_infos(
+            dict(sorted(found.items())), {i: model.reset()[1] for i, model in enumerate(models)}
+        )
         for number in range(200):
             action = float(number % 90)
             step = envs.step if number % 2 else partial(asked_and_waited_for, envs)
