@@ -62,8 +62,8 @@ def parse_args() -> Args:
 def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
     mode = AutoresetMode[args.autoreset]
     if args.vector == "gymnasium":
-        make = lambda: gymnasium.make(args.env_id)  # noqa: E731
-        return AsyncVectorEnv([make] * args.num_envs, autoreset_mode=mode)
+        makers = [lambda: gymnasium.make(args.env_id)] * args.num_envs
+        return AsyncVectorEnv(makers, autoreset_mode=mode)
     restart = RestartPolicy.always(backoff=0.0)
     return BusVectorEnv([args.env_id] * args.num_envs, autoreset_mode=mode, restart=restart)
 
@@ -82,7 +82,10 @@ class Agent(nn.Module):
         space = envs.single_action_space
         self.discrete = isinstance(space, gymnasium.spaces.Discrete)
         outputs = int(space.n) if self.discrete else int(np.prod(space.shape))
-        body = lambda: [layer(inputs, 64), nn.Tanh(), layer(64, 64), nn.Tanh()]  # noqa: E731
+
+        def body() -> list[nn.Module]:
+            return [layer(inputs, 64), nn.Tanh(), layer(64, 64), nn.Tanh()]
+
         self.critic = nn.Sequential(*body(), layer(64, 1, 1.0))
         self.actor = nn.Sequential(*body(), layer(64, outputs, 0.01))
         self.log_std = nn.Parameter(torch.zeros(outputs))

@@ -60,8 +60,8 @@ def parse_args() -> Args:
 def make_envs(args: Args) -> gymnasium.vector.VectorEnv:
     mode = AutoresetMode[args.autoreset]
     if args.vector == "gymnasium":
-        make = lambda: gymnasium.make(args.env_id)  # noqa: E731
-        return AsyncVectorEnv([make] * args.num_envs, autoreset_mode=mode)
+        makers = [lambda: gymnasium.make(args.env_id)] * args.num_envs
+        return AsyncVectorEnv(makers, autoreset_mode=mode)
     restart = RestartPolicy.always(backoff=0.0)
     return BusVectorEnv([args.env_id] * args.num_envs, autoreset_mode=mode, restart=restart)
 
