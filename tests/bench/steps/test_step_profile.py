@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from envbus.bench.harness.record import Schedule
 from envbus.bench.steps.cases import Case
 from envbus.bench.steps.step_probes import ActorStep, DriverStep, DriverWordStep
@@ -53,3 +55,11 @@ def test_real_steps_are_taken_apart() -> None:
         if way == "messages" or WORDS_EXIST:
             assert all(0.0 <= pieces[name] < pieces[WHOLE] for name in names)
             assert pieces["step the envs, write results"] > 0.0
+
+
+def test_the_pieces_of_a_real_step_by_messages_add_up_to_it() -> None:
+    schedule = Schedule(rounds=1, seconds=0.0, warm_up=0.0, starts=1)  # medians of one step
+    record = measure_profile(schedule, [], [Case("null", 4)], say=lambda _: None)
+    pieces = {row["piece"]: row["us"] for row in record["rows"]}
+    # Each is rounded to a hundredth.
+    assert sum(pieces[piece] for piece in PIECES) == pytest.approx(pieces[WHOLE], abs=0.1)
