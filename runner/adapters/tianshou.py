@@ -115,14 +115,8 @@ class ActorVectorEnv(BaseVectorEnv):
         **settings: Unpack[ActorSettings],
     ) -> None:
         number = len(env_fns)
-        if wait_num is not None:
-            check_number("wait_num", wait_num, whole=True)
-            if not 1 <= wait_num <= number:
-                raise ConfigError(f"wait_num must be from 1 to {number}, not {wait_num}")
-        if timeout is not None:
-            check_number("timeout", timeout)
-            if timeout <= 0:
-                raise ConfigError(f"timeout must be a positive number of seconds, not {timeout}")
+        check_number("wait_num", wait_num, whole=True, least=1, most=number, optional=True)
+        check_number("timeout", timeout, over=0.0, optional=True)
         self.wait_num = wait_num or number
         self.timeout = timeout
         self.is_async = self.wait_num != number or timeout is not None
@@ -174,6 +168,8 @@ class ActorVectorEnv(BaseVectorEnv):
         #: Rows of the step that is under way, and infos of the same envs.
         self._parts: list[_Rows] = []
         self._told: dict[int, dict[str, Any]] = {}
+        #: Whether an error has broken it off.
+        self._is_broken_off = False
 
     def reset(
         self, env_id: Ids = None, **kwargs: Any
@@ -190,13 +186,13 @@ class ActorVectorEnv(BaseVectorEnv):
 
         Raises:
             TypeError: Another argument.
-            AssertionError: An env is stepping now.
+            AssertionError: An env is stepping now; or only some are named after an error in `step`.
             Exception: As `ActorPool.reset` and `recv`.
         """
         self._assert_is_not_closed()
         env_ids = self._ids(env_id)
-        if self.is_async:
-            self._assert_id(env_ids)
+        if len(env_ids) < self.env_num or (self.is_async and not self._is_broken_off):
+            self._check_idle(env_ids)
         if unknown := kwargs.keys() - {"seed", "options"}:
             raise TypeError(f"reset takes `seed` and `options`, not {sorted(unknown)}")
         seed = kwargs.get("seed")
@@ -227,20 +223,24 @@ class ActorVectorEnv(BaseVectorEnv):
 
         Raises:
             ValueError: Not one action per env, or None where no env is stepping.
-            AssertionError: An env is stepping now.
+            AssertionError: An env is stepping now; or the last step has raised, and not all envs
+                were reset since.
             Exception: As `ActorPool.send` and `recv`.
         """
         self._assert_is_not_closed()
         env_ids = self._ids(id)
         if action is not None:
-            if self.is_async:
-                self._assert_id(env_ids)
+            self._check_idle(env_ids)
             self._send(action, env_ids)
         elif not self.is_async:
             raise ValueError("action is None; that waits for envs, which needs a `wait_num`")
         if not self.waiting_id:
             raise ValueError("no env is stepping; pass actions")
-        self._take_steps()
+        try:
+            self._take_steps()
+        except Exception:
+            self._is_broken_off = True
+            raise
         parts, told = self._parts, self._told
         self._parts, self._told = [], {}
         self.waiting_id = [i for i in self.waiting_id if i not in told]
@@ -328,6 +328,13 @@ class ActorVectorEnv(BaseVectorEnv):
             return list(range(self.env_num))
         return [int(i) for i in self._wrap_id(env_ids)]
 
+    def _check_idle(self, env_ids: list[int]) -> None:
+        """Raise `AssertionError` if one of these envs has a step that was not returned."""
+        if self.is_async:
+            self._assert_id(env_ids)
+        elif self.waiting_id:  # rows of it would be taken for those of the next one
+            raise AssertionError("the last step was broken off; call `reset()`, of all envs, first")
+
     def _reset(
         self, env_ids: list[int], seeds: Sequence[int | None], options: dict[str, Any] | None
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_]]:
@@ -335,6 +342,7 @@ class ActorVectorEnv(BaseVectorEnv):
             by_env = dict(zip(env_ids, seeds, strict=True))
             self.pool.reset([by_env[i] for i in range(self.env_num)], options)
             self.waiting_id, self._parts, self._told = [], [], {}
+            self._is_broken_off = False
             self.ready_id = list(range(self.env_num))
         else:
             self._ask_for_resets(env_ids, seeds, options)

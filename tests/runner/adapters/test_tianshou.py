@@ -219,7 +219,7 @@ def test_after_close_nothing_can_be_called(make: Make) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"wait_num": 3}, "wait_num must be from 1 to 2, not 3"),
+        ({"wait_num": 3}, "wait_num must be at least 1 and at most 2 or None, not 3"),
         ({"wait_num": 0}, "wait_num"),
         ({"timeout": 0.0}, "timeout"),
         ({"timeout": -1.0}, "timeout"),
@@ -321,3 +321,36 @@ def test_without_restart_a_fault_is_raised_and_reset_goes_on_with_the_rest(make:
     kill(envs.pool.actor_pids()[0])
     with pytest.raises(ActorLostError):
         envs.step(np.zeros(2, np.int64))
+
+
+class RefusingEnv(CountingEnv):
+    """Raises at action 3."""
+
+    def step(self, action: Any) -> Any:
+        if action == 3:
+            raise RuntimeError("failing on purpose")
+        return super().step(action)
+
+
+def test_rows_of_a_step_that_has_raised_are_not_those_of_the_next_one(make: Make) -> None:
+    envs = make([partial(RefusingEnv, 100)] * 2)
+    envs.reset()
+    with pytest.raises(RuntimeError, match="failing on purpose"):
+        envs.step(np.array([3, 0]))
+    for call in (partial(envs.reset, [0]), partial(envs.step, np.zeros(2, np.int64))):
+        with pytest.raises(AssertionError, match="of all envs"):
+            call()
+    assert envs.reset()[0][:, 1].tolist() == [0, 0]
+    assert envs.reset([1])[0][:, 1].tolist() == [0]
+    assert envs.step(np.zeros(2, np.int64))[0][:, 1].tolist() == [1, 1]
+
+
+def test_envs_that_are_awaited_one_by_one_can_be_reset_after_an_error(make: Make) -> None:
+    envs = make([partial(RefusingEnv, 100)] * 2, timeout=30.0)
+    assert envs.is_async
+    envs.reset()
+    with pytest.raises(RuntimeError, match="failing on purpose"):
+        envs.step(np.array([3, 0]))
+    assert envs.reset()[0][:, 1].tolist() == [0, 0]
+    assert envs.waiting_id == []
+    assert envs.step(np.zeros(2, np.int64))[0][:, 1].tolist() == [1, 1]
