@@ -58,7 +58,8 @@ class BusEnv(EnvBase):
 
     The "next" observation of a step that ends an episode is the last one of that episode. A reset
     by "_reset" hands out the first observation of the next one, which the env has begun by itself;
-    any other reset begins a new one. `set_seed(s)` has the next reset give env i the seed `s + i`.
+    any other reset begins a new one. `set_seed(s)` has the next reset of all envs give env i the
+    seed `s + i`.
 
     A fault (`restart=True`) ends the episode as truncated: reward 0, and the last observation that
     the caller was given as the "next" one. `Hooks` tell what has happened. Errors are those of
@@ -134,17 +135,17 @@ class BusEnv(EnvBase):
     def _reset(self, tensordict: Any = None, **_: Any) -> Any:
         mask = None if tensordict is None else tensordict.get("_reset", None)
         envs = self.vector_env
-        if mask is None or self._present is None or self._seed is not None:
+        chosen = np.ones(envs.num_envs, np.bool_)
+        if mask is not None:
+            chosen = mask.reshape(envs.num_envs, -1).any(-1).cpu().numpy()
+        if mask is None or self._present is None or (self._seed is not None and chosen.all()):
             self._present = envs.reset(seed=self._seed)[0]
             self._seed = None
         else:
-            chosen = mask.reshape(envs.num_envs, -1).any(-1).cpu().numpy()
             wanted = chosen & ~self._begun
             if wanted.any():
                 self._present = envs.reset(options={"reset_mask": wanted})[0]
-            self._begun &= ~chosen
-        if mask is None:
-            self._begun[:] = False
+        self._begun &= ~chosen
         return self._tensordict(_copy(self._present))
 
     def _step(self, tensordict: Any) -> Any:

@@ -129,6 +129,21 @@ def test_a_reset_of_some_begins_new_episodes_of_those_only(make: Make) -> None:
     assert counts(step(env, present)) == [1, 5, 5, 1]
 
 
+def test_a_seed_is_for_the_next_reset_of_all(make: Make) -> None:
+    env = make([partial(CountingEnv, 100)] * 2)
+    present = env.reset()
+    after = step(env, present)
+    env.set_seed(7)
+    after["_reset"] = torch.tensor([[True], [False]])
+    assert counts(env.reset(after)) == [0, 1]
+    after = step(env, present)
+    assert counts(after) == [1, 2]
+    after["_reset"] = torch.tensor([[True], [True]])
+    first = env.reset(after)
+    assert counts(first) == [0, 0]
+    assert first["observation"][:, 3].tolist() == [7, 8]
+
+
 def test_a_reset_of_all_begins_anew_also_after_an_end(make: Make) -> None:
     env = make([partial(CountingEnv, 2)] * 2)
     present = env.reset()
