@@ -54,8 +54,8 @@ def construct(
     mode = AutoresetMode(request.autoreset_mode)
     envs: list[AnyEnv] = []
     makers: list[Maker] = []
-    #: The envs below all wrappers, by identity.
-    found: set[int] = set()
+    #: The envs below all wrappers, by identity; held, as another one might get a dead one's.
+    found: dict[int, object] = {}
     space_pairs = _SpacePairs()
     #: Slots of the envs that are complete; the next one's is the one that fails.
     complete = 0
@@ -69,12 +69,13 @@ def construct(
             report(number)
             makers.append(functools.partial(env_source.make, env_source.from_plain(plain), rule))
             env = makers[-1]()
-            if id(env.unwrapped) in found:
+            base = env.unwrapped
+            if id(base) in found:
                 raise ValueError(
                     f"{env} was returned for several envs, which would step it in turns; the "
                     "factory must make a new one in each call: lambda: gymnasium.make(...)"
                 )
-            found.add(id(env.unwrapped))
+            found[id(base)] = base
             envs.append(env)
             space_pairs.add(envs[-1])
             complete += _count(envs[-1])

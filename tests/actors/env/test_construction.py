@@ -121,6 +121,20 @@ def test_one_env_for_several_slots_is_refused(wrap: Callable[[Any], Any]) -> Non
     assert env.closed
 
 
+class _View(CountingEnv):
+    """Its `unwrapped` is a new object each time."""
+
+    @property
+    def unwrapped(self) -> Any:
+        return object()
+
+
+def test_envs_are_not_taken_for_one_whose_memory_is_used_again() -> None:
+    _, built = construct(request(*[_View] * 20))
+    assert built.errors == []
+    assert built.counts == [1] * 20
+
+
 def test_errors_while_closing_are_told_too() -> None:
     _, built = construct(request(partial(FailingEnv, "close"), partial(FailingEnv, "init")))
     assert [(error.slot, error.phase) for error in built.errors] == [(1, "build"), (0, "close")]
