@@ -49,7 +49,7 @@ class Callbacks:
 
     Per episode: created, start, step, ..., step, end. An episode may be written to:
     `custom_metrics` (numbers, which `get_metrics` averages), `hist_data` (lists of numbers, which
-    it joins), `media` (anything) and `user_data`.
+    it joins), `media` (anything; in a group what can be pickled) and `user_data`.
     """
 
     _caller = _Caller()
