@@ -59,15 +59,28 @@ def test_a_library_that_is_too_old_is_named_with_its_extra(version: str) -> None
 
 
 OLD = """
-import sys, types
-sys.modules["stable_baselines3"] = library = types.ModuleType("stable_baselines3")
-library.__version__ = "2.3.2"
-import envbus.runner.adapters.sb3
+import importlib, sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+sys.modules[sys.argv[1]] = library = types.ModuleType(sys.argv[1])
+library.__version__ = sys.argv[2]
+importlib.import_module(sys.argv[3])
 """
 
 
-def test_an_adapter_looks_at_the_version_of_its_library_first() -> None:
-    command = [sys.executable, "-c", OLD]
+@pytest.mark.parametrize(
+    ("library", "version", "module", "message"),
+    [
+        ("stable_baselines3", "2.3.2", "sb3", "BusVecEnv needs stable-baselines3 2.9"),
+        ("tianshou", "1.1.0", "tianshou", "ActorVectorEnv needs tianshou 2.0"),
+        ("torchrl", "0.9.2", "torchrl", "BusEnv needs torchrl 0.10"),
+        ("ray", "2.54.0", "rllib", "envbus.runner.adapters.rllib needs ray 2.55"),
+    ],
+)
+def test_an_adapter_looks_at_the_version_of_its_library_first(
+    library: str, version: str, module: str, message: str
+) -> None:
+    module = f"envbus.runner.adapters.{module}"
+    command = [sys.executable, "-c", OLD, library, version, module]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
     last = child.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: BusVecEnv needs stable-baselines3 2.9 or newer, not 2.3.2")
+    assert last.startswith(f"ImportError: {message} or newer, not {version}")
