@@ -52,6 +52,16 @@ class _SingleInfosEnv(BusVectorEnv):
 
     _merges_infos = False
 
+    def reset_some(
+        self,
+        mask: npt.NDArray[np.bool_],
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | None,
+    ) -> tuple[Any, dict[Any, Any]]:
+        """Reset some envs; without options they get None, and not the `{}` beside a mask."""
+        self._lockstep.begin_reset("reset_async", seeds, options, mask)
+        return self.reset_wait()
+
 
 class BusVecEnv(VecEnv):
     """Steps envs in supervised actor processes; takes the place of `SubprocVecEnv`.
@@ -97,7 +107,7 @@ class BusVecEnv(VecEnv):
             )
         if settings.get("num_actors") != 0:
             settings.setdefault("preload", _PRELOAD)
-        self.vector_env: BusVectorEnv = _SingleInfosEnv(
+        self.vector_env = _SingleInfosEnv(
             env_fns, context=start_method, autoreset_mode=AutoresetMode.SAME_STEP, **settings
         )
         envs = self.vector_env
@@ -213,8 +223,9 @@ class BusVecEnv(VecEnv):
             options = self._options[env_ids[0]] or None
             if len(groups) > 1:
                 mask = np.isin(range(self.num_envs), env_ids)
-                options = {**(options or {}), "reset_mask": mask}
-            observations, found = self.vector_env.reset(seed=self._seeds, options=options)
+                observations, found = self.vector_env.reset_some(mask, self._seeds, options)
+            else:
+                observations, found = self.vector_env.reset(seed=self._seeds, options=options)
             infos.update(found)
         self.reset_infos = [infos.get(env_id, {}) for env_id in range(self.num_envs)]
         self._reset_seeds()

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
@@ -193,16 +194,24 @@ class Lockstep:
 
     @uninterrupted_call
     def begin_reset(
-        self, verb: str, seed: int | Sequence[int | None] | None, options: dict[str, Any] | None
+        self,
+        verb: str,
+        seed: int | Sequence[int | None] | None,
+        options: dict[str, Any] | None,
+        mask: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """Ask for a reset; parameters and errors as in `BusVectorEnv.reset_async`."""
+        """Ask for a reset; parameters and errors as in `BusVectorEnv.reset_async`.
+
+        With a `mask`, `options` has none, and is handed on as it is, None too.
+        """
         self.check_open()
         seeds = spread_seeds(seed, self._num_envs)
         self.check_free(verb, ending="")
         self._faults.check_some_left()
-        mask, rest = check_reset_mask(options, self._num_envs)
+        if mask is None:
+            mask, options = check_reset_mask(options, self._num_envs)
         named = self._everyone if mask is None else np.flatnonzero(mask).tolist()
-        given = Given({i: seeds[i] for i in named}, None if rest is None else own(rest))
+        given = Given({i: seeds[i] for i in named}, None if options is None else own(options))
         self.forget()
         self._engine.give_up(incarnations=True)
         self._drop_rows(list(self._states.ready))

@@ -166,6 +166,9 @@ def test_seeds_and_options_are_for_the_next_reset_only(make: Make) -> None:
         for options in envs.get_attr("options")
     ]
     assert levels == [[1, None, 2], [1, None, None], [1, None, 3]]
+    # As from `DummyVecEnv`, those without options get none, whatever others get.
+    last = [options[-1] for options in envs.get_attr("options")]
+    assert last == [{"level": 2}, None, {"level": 3}]
     assert envs.reset_infos == [{"episode": 3}] * 3
 
 
