@@ -17,6 +17,7 @@ from gymnasium.wrappers.vector import DictInfoToList
 from typing_extensions import Self, Unpack
 
 from envbus.actors.arrays.agent_spaces import AgentSpaces
+from envbus.actors.env.agents import ALL
 from envbus.actors.env.source import parse_source
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
@@ -270,6 +271,19 @@ class BusMultiAgentEnvRunner(_OverActors, MultiAgentEnvRunner):
         """Return RLlib's metrics, and counts of what failed and was made anew."""
         self._log_faults()
         return super().get_metrics()
+
+    def _try_env_step(self, actions: Any) -> Any:
+        results = super()._try_env_step(actions)
+        if isinstance(results, str) and results == ENV_STEP_FAILURE:
+            return results
+        *_, truncateds, infos = results
+        for flags, told in zip(truncateds, infos, strict=True):
+            if flags[ALL] and any("fault" in info for info in told.values()):
+                # RLlib calls an episode terminated, and its agents too, where each agent is done
+                # by a flag of its own. That of all truncates them as well.
+                for agent in flags.keys() - {ALL}:
+                    del flags[agent]
+        return results
 
 
 # --- envs with several agents -----------------------------------------------------------------

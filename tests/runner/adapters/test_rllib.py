@@ -314,9 +314,11 @@ def test_an_actor_that_is_killed_truncates_all_agents_of_its_envs(run: Run) -> N
     runner.sample(num_timesteps=6)
     kill_first_actor(runner)
     cut = [e for e in runner.sample(num_timesteps=40) if e.is_done]
-    assert [e.is_truncated for e in cut] == [True]
+    assert [(e.is_truncated, e.is_terminated) for e in cut] == [(True, False)]
     infos = cut[0].get_infos(-1)
     assert infos["x"]["fault"]["cause"] == "crash"
+    agent = cut[0].agent_episodes["x"]
+    assert (agent.is_truncated, agent.is_terminated) == (True, False)
     assert counts(runner)["num_env_faults"] == 1
     assert len(runner.sample(num_episodes=1, random_actions=True)) >= 1
 
