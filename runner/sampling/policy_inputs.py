@@ -7,7 +7,7 @@ Leaves out which inputs there are (`policies/policy.py`), and those of agents on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ from envbus.runner.sampling.columns import RunningEpisodes
 __all__ = ["ActionForm", "ColumnInputs"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
+#: What comes of actions that are nested otherwise than their space.
+_MISFITS: Final = (KeyError, IndexError, TypeError, ValueError)
 
 
 class ActionForm(NamedTuple):
@@ -57,10 +59,20 @@ class ActionForm(NamedTuple):
         """Return one action in the dtypes of the space.
 
         Raises:
-            ValueError: It has not the shape of the space.
+            ValueError: It has not the form of the space.
         """
         check_shapes(action, self.space)
-        return map_tree(lambda zero, leaf: np.array(leaf, zero.dtype), self.zero, action)
+        try:
+            return map_tree(lambda zero, leaf: np.array(leaf, zero.dtype), self.zero, action)
+        except _MISFITS as exc:
+            raise self.misfit(exc) from exc
+
+    def misfit(self, error: Exception) -> ValueError:
+        """Return what is to be raised where actions are not nested as the space is."""
+        return ValueError(
+            f"prev_actions: the policy's actions do not have the form of {self.space}: "
+            f"{type(error).__name__}: {error}"
+        )
 
 
 class ColumnInputs:
@@ -110,11 +122,15 @@ class ColumnInputs:
         """The policy has chosen.
 
         Raises:
-            ValueError: Actions have not the shape of their space.
+            ValueError: Actions have not the form of their space.
         """
-        if self._actions is not None:
-            check_shapes(actions, self._form.space, rows=True)
+        if self._actions is None:
+            return
+        check_shapes(actions, self._form.space, rows=True)
+        try:
             map_tree(lambda kept, new: kept.__setitem__(env_ids, new), self._actions, actions)
+        except _MISFITS as exc:
+            raise self._form.misfit(exc) from exc
 
     def reward(self, env_ids: _Ints, rewards: npt.NDArray[Any]) -> None:
         """This came of it."""

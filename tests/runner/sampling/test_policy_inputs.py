@@ -11,6 +11,7 @@ from gymnasium import spaces
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.metrics import EpisodeResult, SampleMetrics
+from envbus.runner.data.nested import row_of
 from envbus.runner.policies.connectors import ClipRewards, Connector, RescaleActions
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool
@@ -89,6 +90,18 @@ def test_what_is_told_does_not_change_with_the_next_step() -> None:
     )
     with pytest.raises(ValueError, match=r"actions of shape \(3,\)"):
         given.act(ints(0), {"a": np.ones((1, 3)), "b": ints(1)})
+
+
+@pytest.mark.parametrize(
+    "actions", [{"a": np.ones((1, 2))}, ints(1), {"a": np.ones((1, 2)), "b": ()}]
+)
+def test_actions_that_are_nested_otherwise_than_their_space_are_refused(actions: Any) -> None:
+    space = spaces.Dict({"a": spaces.Box(0.0, 1.0, (2,)), "b": spaces.Tuple([spaces.Discrete(2)])})
+    given = inputs(space, "prev_actions")
+    with pytest.raises(ValueError, match="the policy's actions do not have the form of Dict"):
+        given.act(ints(0), actions)
+    with pytest.raises(ValueError, match="the policy's actions do not have the form of Dict"):
+        ActionForm.of(space, None, "the env").cast(row_of(actions, 0))
 
 
 def test_actions_have_the_form_of_what_goes_into_the_connector() -> None:
