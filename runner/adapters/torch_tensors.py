@@ -23,8 +23,9 @@ def to_tensor(value: Any, device: Any = "cpu", *, pin_memory: bool = False) -> A
         columns = to_tensor(runner.sample().single(), "cuda")
         loss = policy.loss(columns["obs"], columns["actions"], columns["rewards"])
 
-    On the CPU tensors share the memory of their arrays, so that who writes to one writes to both; a
-    read-only array is copied. Elsewhere they are copies.
+    On the CPU tensors share the memory of their arrays, so that who writes to one writes to both;
+    an array that is read-only, or not in this machine's byte order, is copied. Elsewhere they are
+    copies.
 
     Args:
         value: A `SampleBatch` becomes a dict by column, a `MultiAgentBatch` (a `Sample`, too) a
@@ -70,9 +71,11 @@ def _convert(torch: Any, value: Any, move: Callable[[Any], Any]) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.kind in _NO_TENSOR:
             return value
-        # PyTorch warns of one that is read-only, and knows no steps backwards.
+        # PyTorch warns of one that is read-only, and knows no steps backwards nor bytes the other
+        # way round.
         shares = value.flags.writeable and min(value.strides, default=0) >= 0
-        return move(torch.from_numpy(value if shares else value.copy()))
+        native = value.dtype.newbyteorder("=")
+        return move(torch.from_numpy(value.astype(native, copy=not shares)))
     if isinstance(value, np.generic | bool | int | float | complex):
         array = np.asarray(value)
         return value if array.dtype.kind in _NO_TENSOR else move(torch.from_numpy(array))

@@ -52,6 +52,7 @@ def test_memory_is_shared_on_the_cpu_and_read_only_arrays_are_copied() -> None:
     to_tensor(array)[0] = 7.0
     assert array[0] == 5.0
     assert to_tensor(np.arange(3)[::-1]).tolist() == [2, 1, 0]
+    assert to_tensor(np.arange(3, dtype=">i4")).tolist() == [0, 1, 2]
 
 
 def test_tensors_are_made_on_the_device_that_is_asked_for() -> None:
