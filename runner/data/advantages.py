@@ -201,7 +201,9 @@ def next_values(
     given = np.asarray(bootstrap_values)
     if given.shape != rows[0].shape:
         raise ValueError(f"{len(rows[0])} rows want a value to bootstrap from, got {given.shape}")
-    shifted = np.zeros_like(values)
+    # Whole numbers, or flags, would cut the ones that are put in.
+    dtype = values.dtype if values.dtype.kind == "f" else np.result_type(values, given)
+    shifted = np.zeros_like(values, dtype)
     shifted[:-1] = values[1:]
     shifted[rows] = given
     return shifted
@@ -257,6 +259,8 @@ def _values_of(value_fn: Callable[[Any], npt.ArrayLike], obs: Any, number: int) 
             f"the value function returned {found.shape} for {number} observations; it has to be "
             f"({number},)"
         )
+    if found.dtype.kind not in "biuf":  # None would count as NaN
+        raise ValueError(f"the value function returned {found.dtype}; values are numbers")
     return found
 
 

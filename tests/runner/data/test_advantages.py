@@ -312,6 +312,31 @@ def test_a_function_tells_all_values_where_none_were_recorded() -> None:
         add_gae(batch, lambda obs: obs[:, None], gamma=1.0, gae_lambda=0.0)
 
 
+def test_values_that_are_whole_numbers_do_not_cut_the_one_that_is_put_in() -> None:
+    values, flags = np.zeros(2, np.int64), np.zeros(2, np.bool_)
+    rows = bootstrap_rows(flags, flags)
+    assert next_values(values, rows, [0.5]).tolist() == [0.0, 0.5]
+    assert next_values(values.astype(np.float32), rows, [0.5]).dtype == np.float32
+    assert next_values(values, rows, [3]).dtype == np.int64
+
+
+def test_a_function_whose_values_are_no_numbers_is_refused() -> None:
+    flags = np.zeros(1, np.bool_)
+    batch = SampleBatch(
+        {
+            "obs": np.zeros(1),
+            "next_obs": np.zeros(1),
+            "rewards": np.ones(1, np.float32),
+            "terminateds": flags,
+            "truncateds": flags,
+            "next_obs_valid": ~flags,
+            "eps_id": np.zeros(1, np.int64),
+        }
+    )
+    with pytest.raises(ValueError, match="returned object; values are numbers"):
+        add_gae(batch, lambda _: [None], gamma=1.0, gae_lambda=1.0)
+
+
 def len_of(observations: Any) -> Any:
     assert len(observations)  # nobody is asked for the values of nothing
     return np.full(len(observations), float(len(observations)))
