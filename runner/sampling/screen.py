@@ -45,7 +45,8 @@ def draws_itself(env_id: int, envs: Sequence[SubEnvironment]) -> bool:
 class Screen(Callbacks):
     """Shows an env's frames in a window, and hands on to other callbacks, which come first.
 
-    Where there is no screen, or its window is closed, the log says so and sampling goes on.
+    Where there is no screen, its window is closed or `render` raises, the log says so and sampling
+    goes on.
 
     Args:
         env: Draws RGB arrays.
@@ -94,7 +95,7 @@ class Screen(Callbacks):
 
     def _look(self, episode: EpisodeRecorder) -> None:
         if self._is_on and episode.env_id == self._env.env_id:
-            draw(self._env, self._timers, self._show)
+            draw(self._env, self._timers, self._show, self._give_up)
 
     def _show(self, frame: Any) -> None:
         pygame = self._pygame
@@ -114,5 +115,8 @@ class Screen(Callbacks):
             if any(event.type == pygame.QUIT for event in pygame.event.get()):
                 raise RuntimeError("its window was closed")
         except Exception as exc:  # whatever pygame, or an env, make of it: nothing depends on it
-            logger.warning("env %d is not shown any more: %s", self._env.env_id, exc)
-            self.close()
+            self._give_up(exc)
+
+    def _give_up(self, exc: Exception) -> None:
+        logger.warning("env %d is not shown any more: %s", self._env.env_id, exc)
+        self.close()

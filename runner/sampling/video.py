@@ -42,7 +42,8 @@ class VideoConfig:
     A file has the frame after the reset and one per env step. It gets its name,
     `env-{env_id}-eps-{eps_id}{suffix}`, when the episode is over, also by a fault; one that was
     given up has what there was until then. A film that cannot be written, on a full disk, or where
-    frames are None or of several sizes, is given up: the log says why, and the sample goes on.
+    frames are None or of several sizes or `render` raises, is given up: the log says why, and the
+    sample goes on.
     """
 
     #: Made if it is not there.
@@ -178,7 +179,8 @@ class VideoRecorder(Callbacks):
         self._open[env_id] = _Film(writer, unfinished, path)
 
     def _film(self, env_id: int) -> None:
-        draw(self._envs[env_id], self._timers, functools.partial(self._append, env_id))
+        use, fail = (functools.partial(part, env_id) for part in (self._append, self._break_off))
+        draw(self._envs[env_id], self._timers, use, fail)
 
     @uninterrupted_call
     def _append(self, env_id: int, frame: Any) -> None:
@@ -187,10 +189,16 @@ class VideoRecorder(Callbacks):
             film.writer.append_data(np.ascontiguousarray(frame))
             film.has_frames = True
         except Exception as exc:  # whatever imageio, and what it writes by, make of a frame
-            del self._open[env_id]
-            with contextlib.suppress(Exception):
-                film.writer.close()
-            self._give_up(film, exc)
+            self._break_off(env_id, exc)
+
+    @uninterrupted_call
+    def _break_off(self, env_id: int, exc: Exception) -> None:
+        film = self._open.pop(env_id, None)
+        if film is None:
+            return  # the runner was stopped meanwhile
+        with contextlib.suppress(Exception):
+            film.writer.close()
+        self._give_up(film, exc)
 
     @uninterrupted_call
     def _finish(self, env_id: int) -> Path | None:
@@ -217,16 +225,23 @@ class VideoRecorder(Callbacks):
             film.unfinished.unlink(missing_ok=True)
 
 
-def draw(env: SubEnvironment, timers: PerfTimers, use: Callable[[Any], None]) -> None:
-    """Hand on what an env draws; the time that this takes counts as drawing.
+def draw(
+    env: SubEnvironment,
+    timers: PerfTimers,
+    use: Callable[[Any], None],
+    fail: Callable[[Exception], None],
+) -> None:
+    """Hand on what an env draws, or what it raises; the time that this takes counts as drawing.
 
-    Not if its actor is gone, or late: that is told by the next poll.
+    Nothing if its actor is gone, or late: that is told by the next poll.
     """
     begin = time.perf_counter()
     try:
         frame = env.render()
     except (ActorLostError, RequestTimeoutError) as exc:
         logger.warning("env %d was not drawn: %s", env.env_id, exc)
+    except Exception as exc:  # whatever it raises: no row depends on it
+        fail(exc)
     else:
         use(frame)
     finally:

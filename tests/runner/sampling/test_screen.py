@@ -115,6 +115,21 @@ def test_what_is_no_picture_ends_the_looking_and_nothing_else(
     assert caplog.text.count("env 3 is not shown any more: a frame of") == 1
 
 
+class Undrawn(Coloured):
+    def render(self) -> Any:
+        raise RuntimeError("no light")
+
+
+def test_an_env_that_cannot_draw_ends_the_looking_and_nothing_else(
+    pools: list[ActorPool], caplog: pytest.LogCaptureFixture
+) -> None:
+    envs = [functools.partial(Undrawn, 5, render_mode="rgb_array")]
+    pools.append(ActorPool(envs, num_actors=0, autoreset_mode="Disabled"))
+    runner = EnvRunner(pools[-1], zeros, RunnerConfig(render_env=0))
+    assert len(runner.sample(num_env_steps=3)) == 3
+    assert caplog.text.count("env 0 is not shown any more: no light") == 1
+
+
 def test_a_window_that_is_closed_stays_closed(caplog: pytest.LogCaptureFixture) -> None:
     shown, episode = screen(np.zeros((4, 6, 3), np.uint8), Callbacks())
     shown.on_episode_start(episode=episode)

@@ -221,6 +221,25 @@ def test_a_film_with_a_frame_that_is_none_is_given_up_and_the_sample_goes_on(
     assert f"env-0-eps-0{suffix} is given up: " in caplog.text
 
 
+class UndrawnEnv(DrawnEnv):
+    """Cannot be drawn in its second step."""
+
+    def render(self) -> Any:
+        if self.count == 2:
+            raise RuntimeError("no light")
+        return super().render()
+
+
+def test_a_film_whose_env_cannot_draw_is_given_up_and_the_sample_goes_on(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = make([functools.partial(UndrawnEnv, 3)], episodes=2, suffix=".gif")
+    assert len(runner.sample(num_env_steps=6).single()) == 6
+    runner.stop()
+    assert list((tmp_path / "films").iterdir()) == []
+    assert "env-0-eps-0.gif is given up: RuntimeError: no light" in caplog.text
+
+
 def test_ctrl_c_at_the_end_of_a_film_leaves_no_env_open(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
