@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from multiprocessing import TimeoutError as StepTimeoutError
 from typing import Any
@@ -20,7 +21,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ClosedError
 from envbus.bus.transport.words import WORDS_EXIST
-from envbus.runner import ActorPool, BusVectorEnv, RecycleAfter, Timeouts
+from envbus.runner import ActorPool, BusVectorEnv, Hooks, RecycleAfter, Timeouts
 from envbus.runner.testing import assert_same
 from tests.envs import FailingEnv
 from tests.integration.row_model import LifeEnv
@@ -287,6 +288,18 @@ def test_infos_of_a_pool_are_those_of_its_envs() -> None:
                 expected = merger._add_info(expected, told[env_id], row)
             assert_same_infos(batch.infos, expected)
         assert pool.statistics().steps_by_word > 10
+
+
+def test_a_hook_that_closes_them_takes_no_step_away() -> None:
+    hooks = Hooks(on_fault=lambda _: envs.close())
+    env_fns = [partial(TellingEnv, 9), partial(MoodyEnv, 9)]
+    with closing(BusVectorEnv(env_fns, num_actors=2, restart=True, hooks=hooks)) as envs:
+        envs.reset()
+        # Those of env 0 are of a form that actors are told of.
+        *_, truncations, infos = envs.step(np.array([0.0, DIE]))
+        assert envs.closed
+        assert truncations.tolist() == infos["_fault"].tolist() == [False, True]
+        assert infos["count"].tolist() == [1, 0]
 
 
 @pytest.mark.slow
