@@ -76,7 +76,7 @@ class DictSide:
         """Return what envs have, once enough are ready."""
         num_envs = len(self._states)
         check_number("timeout", timeout, optional=True)
-        check_number("batch_wait", batch_wait, optional=True)
+        check_number("batch_wait", batch_wait, least=0.0, optional=True)
         check_number("min_envs", min_envs, whole=True, least=1, most=num_envs, optional=True)
         if self._core.unpolled:
             return self._core.unpolled.pop()

@@ -299,7 +299,7 @@ class ActorPool(StaysHere):
         if timeout is not None:
             check_number("timeout", timeout)
         if batch_wait is not None:
-            check_number("batch_wait", batch_wait)
+            check_number("batch_wait", batch_wait, least=0.0)
         if not 1 <= min_envs <= self.num_envs:
             raise ValueError(f"min_envs must be from 1 to {self.num_envs}, not {min_envs}")
         if max_envs is not None and max_envs < min_envs:

@@ -9,7 +9,7 @@ before the colon of an id, so that a program that knows nothing of envbus can be
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import gymnasium
@@ -38,7 +38,8 @@ def vector_entry_point(
         )
         envs = gymnasium.make_vec("Mine-v0", num_envs=8, num_actors=4)
 
-    Arguments of `gymnasium.make_vec`, and the `kwargs` of `register`, win over `settings`.
+    Arguments of `gymnasium.make_vec`, and the `kwargs` of `register`, win over `settings`, also over
+    those of the same name in `env_kwargs` and `vector_kwargs`.
 
     Args:
         env: What `envbus.make_vec` makes envs of. Also the very id that is being registered.
@@ -73,6 +74,10 @@ def _make(
 ) -> BusVectorEnv:
     """Make what is registered; Gymnasium tells the limit that stands in the spec."""
     given = {**settings, **others}
+    for name in ("env_kwargs", "vector_kwargs"):
+        if isinstance(registered := settings.get(name), Mapping):
+            rest = {key: value for key, value in registered.items() if key not in others}
+            given[name] = {**rest, **(others.get(name) or {})}
     if max_episode_steps is not None:
         if isinstance(parse_source(env), GymId):
             given["max_episode_steps"] = max_episode_steps

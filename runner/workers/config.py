@@ -86,7 +86,8 @@ class Hooks:
 
     They are called when the results of that call are complete. What they raise comes out of it, and
     is logged with the hook's name; the results are kept: `step_wait()`, `reset_wait()` or `recv()`
-    returns them.
+    returns them. They may close the envs, and must not step, reset or receive: the call that they
+    are told in is still under way.
     """
 
     #: An env or its actor failed; called once per env.

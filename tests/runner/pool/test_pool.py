@@ -128,6 +128,8 @@ def test_after_the_batch_wait_whoever_is_ready_is_returned(make: Make, tmp_path:
     assert (batch.env_ids.tolist(), batch.late) == ([0], [])
     with pytest.raises(ConfigError, match="batch_wait must be a number"):
         pool.recv(2, batch_wait=True)
+    with pytest.raises(ConfigError, match="batch_wait must be at least 0, not -1"):
+        pool.recv(2, batch_wait=-1)
 
 
 def _row(observations: Any, row: int) -> Any:

@@ -110,6 +110,19 @@ def test_what_the_caller_says_wins_over_what_was_registered() -> None:
     envs.close()
 
 
+def test_the_caller_wins_over_mappings_that_were_registered() -> None:
+    entry = vector_entry_point(
+        CountingEnv, env_kwargs={"length": 5}, vector_kwargs={"copy": False, "num_actors": 2}
+    )
+    gymnasium.register("EnvbusMappings-v0", vector_entry_point=entry)
+    envs = gymnasium.make_vec("EnvbusMappings-v0", num_envs=2, length=6, copy=True)
+    assert isinstance(envs, BusVectorEnv)
+    assert envs.get_attr("length") == (6, 6)
+    assert envs.copy
+    assert len(envs.actor_pids()) == 2
+    envs.close()
+
+
 def test_what_is_no_env_is_refused_when_it_is_registered() -> None:
     with pytest.raises(ConfigError, match="Gymnasium id"):
         vector_entry_point(3)
