@@ -101,9 +101,9 @@ class MapBlocks(Request[Mapped], frozen=True, kw_only=True):
     #: Rows of the whole pool, and this actor's first one.
     num_envs: int
     first_row: int
-    #: Number of the pipe's parcel that holds the shared memory's descriptor; 0: none, the
+    #: Number under which the pipe passes the shared memory's descriptor; 0: none, the
     #: arrays travel in frames.
-    parcel: int = 0
+    passed: int = 0
     #: Where in the shared memory the words are by which this actor may be asked to step
     #: (`bus/transport/words.py`); 0: nowhere.
     words: int = 0

@@ -85,7 +85,10 @@ SLEEPING_PROGRAMS = {
 #: and what `monkeypatch` has methods for: environment, working directory, `sys.path`, items.
 PATCHED = {
     ("tests/bus/gateway/test_gateway.py", "ProcessGroup.start"): "Ctrl-C comes at that place",
-    ("tests/bus/gateway/test_gateway.py", "Pipe.send_bytes"): "parcels are noted on their way",
+    (
+        "tests/bus/gateway/test_gateway.py",
+        "Pipe.send_bytes",
+    ): "passed descriptors are noted on their way",
     (
         "tests/bus/memory/test_arena.py",
         "envbus.bus.memory.arena.memory_left",

@@ -83,7 +83,7 @@ class EnvActor:
         """Start without envs.
 
         Args:
-            receive_fd: Returns the descriptor that came as the parcel of a given number; None if
+            receive_fd: Returns the descriptor that was passed under a number; None if
                 this actor shares no memory with its runner.
             check: Raises `EncodeError` for what cannot be sent; what `amend` finds out by.
             report: Tells the runner which env is being made.
@@ -152,10 +152,11 @@ class EnvActor:
         return built
 
     def map_blocks(self, request: MapBlocks) -> Mapped:
-        """Exchange arrays in the arena, or, without a parcel, in frames.
+        """Exchange arrays in the arena, or, without a passed descriptor, in frames.
 
         Raises:
-            ValueError: The rows are not in the pool, or there is no way to get the parcel.
+            ValueError: The rows are not in the pool, or there is no way to get the passed
+                descriptor.
         """
         last = request.first_row + self._slots.num_slots
         if request.first_row < 0 or last > request.num_envs:
@@ -166,13 +167,13 @@ class EnvActor:
         action_space = spaces.from_plain(request.action_space.value)
         self._unmap()
         rows = slice(0, self._slots.num_slots)
-        if request.parcel:
+        if request.passed:
             if self._receive_fd is None:
-                raise ValueError("this actor shares no memory with its runner: map with parcel=0")
+                raise ValueError("this actor shares no memory with its runner: map with passed=0")
             layout = BlockLayout.of(observation_space, action_space, request.num_envs)
             records = request.num_envs * RECORD_BYTES if request.infos else 0
             size = max(layout.size, request.words + BYTES_PER_DOER, request.infos + records)
-            self._arena = Arena.attach(self._receive_fd(request.parcel), size)
+            self._arena = Arena.attach(self._receive_fd(request.passed), size)
             buffer: Any = self._arena.buffer
             if request.words and self._words is not None:
                 self._words.attach(buffer[request.words : request.words + BYTES_PER_DOER])
@@ -184,7 +185,7 @@ class EnvActor:
         else:
             layout = BlockLayout.of(observation_space, action_space, max(self._slots.num_slots, 1))
             buffer = bytearray(layout.size)
-        self._in_frames = not request.parcel
+        self._in_frames = not request.passed
         self._has_agents = isinstance(observation_space, RecordSpace)
         self._blocks = layout.views(buffer).part(rows)
         if request.check_finite != "off":
@@ -194,7 +195,7 @@ class EnvActor:
         for group, first in zip(self._slots.groups, self._slots.firsts, strict=True):
             part = self._blocks.part(slice(first, first + group.num_slots))
             group.bind(Exchange(observation_space, action_space, part))
-        if request.parcel and self._blocks.actions is not None and len(self._slots.groups) == 1:
+        if request.passed and self._blocks.actions is not None and len(self._slots.groups) == 1:
             self._direct = self._slots.groups[0]
         return Mapped()
 

@@ -26,7 +26,7 @@ __all__ = ["Bootstrap", "Hosted", "host"]
 
 
 class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a child must know to join its owner's bus: the first parcel on its pipe.
+    """All that a child must know to join its owner's bus: the first passed descriptor on its pipe.
 
     The descriptor of its local link follows, if it has one.
     """

@@ -27,7 +27,7 @@ __all__ = [
 
 #: Over the pipe to a gateway's process come a `GatewayBootstrap`; the listening sockets, those for
 #: TCP first; then any number of `PROBE`; at the end, `STOP`. From the process
-#: comes a parcel, of no bytes, when it serves, and one for each `PROBE`.
+#: comes a message, of no bytes, when it serves, and one for each `PROBE`.
 STOP: Final = b"stop"
 
 #: What fits into an HTTP header and into a URL as it is.

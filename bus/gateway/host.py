@@ -177,7 +177,7 @@ class _Commands:
         except ClosedError:
             pass  # the driver is gone, and its watchdog about to end this process
         except TransportError:
-            return  # no complete parcel yet
+            return  # no complete message yet
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
         self._stopped.set()
 

@@ -50,7 +50,7 @@ def file_of(data: bytes | bytearray | memoryview, label: str) -> int:
     try:
         fd = create_memfd(label)
     except OSError as error:
-        raise TransportError(f"no parcel could be made: {error}") from error
+        raise TransportError(f"no passed descriptor could be made: {error}") from error
     rest = memoryview(data).cast("B")
     try:
         while rest:
@@ -59,7 +59,9 @@ def file_of(data: bytes | bytearray | memoryview, label: str) -> int:
         os.close(fd)
         if not isinstance(error, OSError):
             raise
-        raise TransportError(f"a parcel of {len(rest)} bytes found no memory: {error}") from error
+        raise TransportError(
+            f"a passed descriptor of {len(rest)} bytes found no memory: {error}"
+        ) from error
     return fd
 
 
@@ -75,9 +77,11 @@ def content_of(fd: int) -> bytes:
         try:
             chunk = os.pread(fd, size - start, start)
         except (OSError, MemoryError) as error:  # it is no file, or far too large
-            raise TransportError(f"a parcel of {size} bytes cannot be read: {error!r}") from error
+            raise TransportError(
+                f"a passed descriptor of {size} bytes cannot be read: {error!r}"
+            ) from error
         if not chunk:
-            raise TransportError("a parcel was cut short while it was read")
+            raise TransportError("a passed descriptor was cut short while it was read")
         chunks.append(chunk)
         start += len(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)

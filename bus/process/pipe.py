@@ -1,11 +1,11 @@
-"""The inherited pipe between a driver and its local child: parcels beside the bus.
+"""The inherited pipe between a driver and its local child: passed descriptors beside the bus.
 
-A parcel is a file descriptor with a number. What it holds (an arena, or the bytes of pickled
-objects) is in memory that both sides share, so a parcel of any size costs 16 bytes on the
-socket and never waits for the other side to read it. A few bytes, such as a sign of life, lie in
-the socket itself: they arrive also when a process may open no more files. Nobody but the two
-processes can reach the pipe, which is why pickles may go here and nowhere else. `PipeCodec` has
-messages whose objects the bus cannot express take it.
+A passed descriptor is that of a file, with a number. What it holds (an arena, or the bytes of
+pickled objects) is in memory that both sides share, so a passed descriptor of any size costs 16
+bytes on the socket and never waits for the other side to read it. A few bytes, such as a sign of
+life, lie in the socket itself: they arrive also when a process may open no more files. Nobody but
+the two processes can reach the pipe, which is why pickles may go here and nowhere else. `PipeCodec`
+has messages whose objects the bus cannot express take it.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ P = TypeVar("P", bound=Payload)
 #: Characters of an object's `repr` that a placeholder keeps.
 _PLACEHOLDER_TEXT: Final = 200
 
-#: Magic, kind, number of bytes that follow, number of the parcel.
+#: Magic, kind, number of bytes that follow, number of the passed descriptor.
 _HEADER: Final = struct.Struct("<4sHHQ")
 _MAGIC: Final = b"EBP1"
 _BYTES, _DESCRIPTOR, _FEW_BYTES = 1, 2, 3
 #: Most bytes that need no descriptor.
 _FEW: Final = 128
-#: Undelivered parcels kept per side. Each is a descriptor, of which a process may have 1024 by
-#: default on Linux.
+#: Undelivered passed descriptors kept per side. Each is a descriptor, of which a process may have
+#: 1024 by default on Linux.
 MAX_UNDELIVERED: Final = 64
-#: How far below the last one asked for a parcel may be and still be asked for. One message refers
-#: to one or two; what is further back belongs to messages that were dropped.
+#: How far below the last one asked for a passed descriptor may be and still be asked for. One
+#: message refers to one or two; what is further back belongs to messages that were dropped.
 _WINDOW: Final = 16
-#: Seconds that a send may wait for the other side to take parcels from a full socket. A socket
-#: holds some 250 of them, so a wait at all means that the other side has stopped reading.
+#: Seconds that a send may wait for the other side to take passed descriptors from a full socket. A
+#: socket holds some 250 of them, so a wait at all means that the other side has stopped reading.
 SEND_TIMEOUT: Final = 10.0
-#: Seconds until a parcel is sent again where too many are under way.
+#: Seconds until a passed descriptor is sent again where too many are under way.
 _MOMENT: Final = 0.02
 #: Seconds that a child waits for its owner's side of a hand-over that has begun.
 HANDOVER_TIMEOUT: Final = 30.0
@@ -77,7 +77,7 @@ class Pipe:
         sock.setblocking(False)
         self._sock = sock
         self._numbers = 0
-        #: Number of the parcel that was received last.
+        #: Number of the passed descriptor that was received last.
         self._received = 0
         self._hung_up = False
         self._partial = b""
@@ -98,7 +98,7 @@ class Pipe:
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:
-        """Return the descriptor: readable when a parcel came or the other side is gone."""
+        """Return the descriptor: readable when something came or the other side is gone."""
         self._check_open()
         return self._sock.fileno()
 
@@ -109,7 +109,7 @@ class Pipe:
 
     @property
     def next_expected(self) -> int:
-        """Number of the parcel after the one that was received last."""
+        """Number of the passed descriptor after the one that was received last."""
         return self._received + 1
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
@@ -117,13 +117,13 @@ class Pipe:
         self.send_bytes(self.next_number(), data)
 
     def receive(self, timeout: float) -> bytes:
-        """Return the bytes of the parcel after the last one; raises as `receive_bytes`."""
+        """Return the bytes of the next passed descriptor; raises as `receive_bytes`."""
         return self.receive_bytes(self.next_expected, timeout)
 
     def send_bytes(
         self, number: int, data: bytes | bytearray | memoryview, timeout: float = SEND_TIMEOUT
     ) -> None:
-        """Send a parcel of bytes.
+        """Send a passed descriptor of bytes.
 
         Args:
             number: Of `next_number`.
@@ -150,17 +150,18 @@ class Pipe:
         self._send(number, _DESCRIPTOR, fd)
 
     def receive_bytes(self, number: int, timeout: float) -> bytes:
-        """Return the bytes of parcel `number`.
+        """Return the bytes of passed descriptor `number`.
 
-        Parcels of messages that were dropped are forgotten once later ones are asked for.
+        Passed descriptors of messages that were dropped are forgotten once later ones are asked
+        for.
 
         Args:
             number: As the other side sent it. Ask in the order of the messages.
             timeout: Seconds to wait for it.
 
         Raises:
-            ClosedError: The other side is gone and the parcel did not come before.
-            TransportError: It did not come in time, or is not a parcel of bytes.
+            ClosedError: The other side is gone and the passed descriptor did not come before.
+            TransportError: It did not come in time, or is not a passed descriptor of bytes.
         """
         fd = self._take(number, (_BYTES, _FEW_BYTES), timeout)
         if isinstance(fd, bytes):
@@ -171,7 +172,7 @@ class Pipe:
             os.close(fd)
 
     def receive_fd(self, number: int, timeout: float) -> int:
-        """Return the descriptor that came as parcel `number`; the caller closes it.
+        """Return the descriptor that was passed as `number`; the caller closes it.
 
         Raises as `receive_bytes` does.
         """
@@ -180,15 +181,17 @@ class Pipe:
         return fd
 
     def has(self, number: int) -> bool:
-        """Return whether a parcel has come, without waiting.
+        """Return whether a passed descriptor has come, without waiting.
 
         Raises:
             ClosedError: The other side is gone, and it did not come before.
-            TransportError: A parcel was lost.
+            TransportError: A passed descriptor was lost.
         """
         self.drain()
         if number not in self._stash and self._hung_up:
-            raise ClosedError(f"the other side of the pipe left before parcel {number} came")
+            raise ClosedError(
+                f"the other side of the pipe left before passed descriptor {number} came"
+            )
         return number in self._stash
 
     def drain(self, most: int = sys.maxsize, keep: int = MAX_UNDELIVERED) -> None:
@@ -197,7 +200,7 @@ class Pipe:
         A hang-up is not an error here: the next `receive_bytes` tells.
 
         Args:
-            most: Parcels to take.
+            most: Passed descriptors to take.
             keep: How many are kept, of `MAX_UNDELIVERED`: the newest.
         """
         self._check_open()
@@ -207,7 +210,7 @@ class Pipe:
             self._drop(next(iter(self._stash)))
 
     def is_filling_up(self) -> bool:
-        """Return whether dozens of parcels wait to be taken in: a socket holds some 250."""
+        """Return whether dozens of them wait to be taken in: a socket holds some 250."""
         self._check_open()
         waiting = fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4))
         return int.from_bytes(waiting, sys.byteorder) > MAX_UNDELIVERED * _HEADER.size
@@ -245,7 +248,7 @@ class Pipe:
 
     @uninterrupted_call  # or the descriptor stays, and with it all that it holds
     def _send_file(self, number: int, data: bytes | bytearray | memoryview, timeout: float) -> None:
-        fd = file_of(data, "envbus-parcel")
+        fd = file_of(data, "envbus-passed")
         try:
             self._send(number, _BYTES, fd, timeout)
         finally:
@@ -274,17 +277,21 @@ class Pipe:
                 raise ClosedError("the other side of the pipe is gone") from error
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
-                    raise TransportError(f"parcel {number} was not sent: {error}") from error
+                    raise TransportError(
+                        f"passed descriptor {number} was not sent: {error}"
+                    ) from error
                 if timeout < math.inf:  # an owner would wait for what it has not read itself
-                    raise QueueFullError(f"parcel {number}: too many parcels under way") from error
+                    raise QueueFullError(
+                        f"passed descriptor {number}: too many passed descriptors under way"
+                    ) from error
                 self._wait_a_moment()
 
     def _wait_until_writable(self, number: int, begun: float, timeout: float) -> None:
         deadline = begun + timeout
         if time.monotonic() >= deadline:
             raise QueueFullError(
-                f"parcel {number} was not sent: the pipe is full, and the other side has not read "
-                f"it for {timeout:g} s"
+                f"passed descriptor {number} was not sent: the pipe is full, and the other side "
+                f"has not read it for {timeout:g} s"
             )
         events = wait_for(self._sock, select.POLLIN | select.POLLOUT, deadline)
         if events & select.POLLIN and not events & select.POLLOUT:
@@ -292,7 +299,7 @@ class Pipe:
             self.drain()
 
     def _wait_a_moment(self) -> None:
-        """Wait where processes of this user have too many parcels under way: nobody tells of fewer.
+        """Wait where too many of this user are under way: nobody tells of fewer.
 
         Raises:
             ClosedError: The other side is gone.
@@ -310,23 +317,29 @@ class Pipe:
             self._drop(old)
         while number not in self._stash:
             if number < self._oldest_wanted:
-                raise TransportError(f"parcel {number} is gone: later ones were asked for")
+                raise TransportError(
+                    f"passed descriptor {number} is gone: later ones were asked for"
+                )
             if self._read_one():
                 continue
             if self._hung_up:
-                raise ClosedError(f"the other side of the pipe left before parcel {number} came")
+                raise ClosedError(
+                    f"the other side of the pipe left before passed descriptor {number} came"
+                )
             if time.monotonic() >= deadline:
-                raise TransportError(f"parcel {number} did not come within {timeout} s")
+                raise TransportError(f"passed descriptor {number} did not come within {timeout} s")
             wait_for(self._sock, select.POLLIN, deadline)
         found, held = self._stash.pop(number)
         self._received = number
         if found not in kinds:
             _let_go(held)
-            raise TransportError(f"parcel {number} is of kind {found}, {kinds[0]} was expected")
+            raise TransportError(
+                f"passed descriptor {number} is of kind {found}, {kinds[0]} was expected"
+            )
         return held
 
     def _read_one(self) -> bool:
-        """Take one parcel from the socket; False if there is none now."""
+        """Take one passed descriptor from the socket; False if there is none now."""
         if self._hung_up:
             return False
         size = _HEADER.size
@@ -341,7 +354,9 @@ class Pipe:
             self._hung_up = True
             return False
         if lost:
-            raise TransportError("a parcel was lost: too many open files in this process")
+            raise TransportError(
+                "a passed descriptor was lost: too many open files in this process"
+            )
         self._partial += data
         if len(self._partial) < _HEADER.size:
             return True  # the rest follows at once
@@ -354,7 +369,7 @@ class Pipe:
         if magic != _MAGIC or len(fds) != (kind != _FEW_BYTES):
             for fd in fds:
                 os.close(fd)
-            raise TransportError("something else than a parcel came over the pipe")
+            raise TransportError("something else than a passed descriptor came over the pipe")
         self._keep(number, kind, fds[0] if fds else few)
         return True
 
@@ -374,7 +389,7 @@ class PipeOutbox:
     """Collects the objects of one message that the codec cannot express; pickles each by itself.
 
     One outbox serves one message after the other: `add` while it is encoded, then `flush`
-    before it is sent (or `discard` if it is not), so that the parcel is there first.
+    before it is sent (or `discard` if it is not), so that the passed descriptor is there first.
 
     Args:
         pipe: This side's end.
@@ -394,19 +409,19 @@ class PipeOutbox:
 
     @property
     def number(self) -> int:
-        """Number of the parcel that the objects of this message will be in."""
+        """Number of the passed descriptor that the objects of this message will be in."""
         if not self._number:  # not before it is needed: numbers count up in the order of sending
             self._number = self._pipe.next_number()
         return self._number
 
     def add(self, obj: object) -> int:
-        """Pickle `obj` and return its index in the parcel.
+        """Pickle `obj` and return its index in the passed descriptor.
 
         Raises:
             EncodeError: It cannot be pickled; what was added before stays.
         """
         try:
-            parcel = pickled(obj)
+            passed = pickled(obj)
         except Exception as error:  # any object's own code may run here
             name = f"{type(obj).__module__}.{type(obj).__qualname__}"
             why = f"{name} cannot be pickled: {type(error).__name__}: {error}"
@@ -417,12 +432,12 @@ class PipeOutbox:
                 text = repr(obj)[:_PLACEHOLDER_TEXT]
             except Exception:  # its own code may do anything
                 text = ""
-            parcel = pickled(Placeholder(name, text))
-        self._pickles.append(parcel)
+            passed = pickled(Placeholder(name, text))
+        self._pickles.append(passed)
         return len(self._pickles) - 1
 
     def flush(self) -> None:
-        """Send the parcel, if anything was added. Raises as `Pipe.send_bytes` does."""
+        """Send the passed descriptor, if anything was added. Raises as `Pipe.send_bytes` does."""
         if not self._pickles:
             return
         number, pickles = self.number, self._pickles
@@ -436,17 +451,17 @@ class PipeOutbox:
 
 
 class PipeInbox:
-    """Hands out the objects of parcels by number and index, unpickling each once per `get`.
+    """Hands out the objects in passed descriptors, by number and index.
 
     Attributes:
         lenient: A `Placeholder` stands for what cannot be rebuilt here, with one warning.
     """
 
     def __init__(self, pipe: Pipe, *, timeout: float = 10.0) -> None:
-        """Read from `pipe`, waiting at most `timeout` seconds for a parcel.
+        """Read from `pipe`, waiting at most `timeout` seconds for a passed descriptor.
 
-        A parcel is sent before the message that names it, so it is there already unless its
-        sender died between the two.
+        A passed descriptor is sent before the message that names it, so it is there already unless
+        its sender died between the two.
         """
         self.lenient = False
         self._warned = False
@@ -456,34 +471,36 @@ class PipeInbox:
         self._pickles: list[bytes] = []
 
     def get(self, number: int, index: int) -> object:
-        """Return object `index` of parcel `number`.
+        """Return object `index` of passed descriptor `number`.
 
         Raises:
-            DecodeError: The parcel has no such object, or it cannot be unpickled here.
-            ClosedError: The sender is gone and the parcel did not come before.
-            TransportError: The parcel did not come in time.
+            DecodeError: The passed descriptor has no such object, or it cannot be unpickled here.
+            ClosedError: The sender is gone and the passed descriptor did not come before.
+            TransportError: The passed descriptor did not come in time.
         """
         if number != self._number:
             data = self._pipe.receive_bytes(number, self._timeout)
             try:
                 self._pickles = pickle.loads(data)  # noqa: S301 (a pipe of owner and child)
             except Exception as error:  # it is something else
-                raise DecodeError(f"parcel {number} holds no objects: {error}") from error
+                raise DecodeError(
+                    f"passed descriptor {number} holds no objects: {error}"
+                ) from error
             self._number = number
         if not 0 <= index < len(self._pickles):
-            raise DecodeError(f"parcel {number} has no object {index}")
+            raise DecodeError(f"passed descriptor {number} has no object {index}")
         try:
             return pickle.loads(self._pickles[index])  # noqa: S301 (a pipe of owner and child)
         except Exception as error:  # any object's own code may run here
             text = f"{type(error).__name__}: {error}"
-            why = f"object {index} of parcel {number} cannot be rebuilt here: {text}"
+            why = f"object {index} of passed descriptor {number} cannot be rebuilt here: {text}"
             if not self.lenient:
                 raise DecodeError(why) from error
             _warn_once(self, why)
             return Placeholder("?", text[:_PLACEHOLDER_TEXT])  # the class is not known here
 
     def forget(self) -> None:
-        """Free the last parcel; it is kept until another one is asked for."""
+        """Free the last passed descriptor; it is kept until another one is asked for."""
         self._number, self._pickles = 0, []
 
 

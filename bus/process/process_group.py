@@ -752,7 +752,7 @@ class Child:
         name: As given to `start`.
         pid: Its process id; also that of its process group (the system's).
         pipe: The driver's end of its pipe. Closed by `ProcessGroup.close`; after the child's end it
-            may still hold parcels.
+            may still hold passed descriptors.
         exit_status: How it ended; None until `exits` or `close` has reported it.
         number: The fork server's of it.
         mark: By which what it has started is known (`descendants.py`).

@@ -180,7 +180,7 @@ class LocalLinkEnd:
 
     @uninterrupted_call  # or the descriptor stays, and with it all that it holds
     def _write_file(self, packet: bytes) -> None:
-        fd = file_of(packet, "envbus-parcel")
+        fd = file_of(packet, "envbus-passed")
         try:
             # Where there is room for the first only, both are sent again later.
             self._socket.send(FILE_FOLLOWS)

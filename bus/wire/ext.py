@@ -49,7 +49,7 @@ class Ext:
     SCALAR: Final = 9  # like ARRAY with an empty shape: NumPy scalars that NUMPY cannot express
     NUMPY_STR: Final = 10  # UTF-8
     NUMPY_BYTES = 11
-    OBJECT: Final = 12  # [number of the parcel, index in it]
+    OBJECT: Final = 12  # [number of the passed descriptor, index in it]
     PLACEHOLDER: Final = 13  # [type name, text]
 
 
@@ -58,11 +58,11 @@ class Outbox(Protocol):
 
     @property
     def number(self) -> int:
-        """Number of the parcel that the objects of this message go in."""
+        """Number of the passed descriptor that the objects of this message go in."""
         ...
 
     def add(self, obj: object) -> int:
-        """Take `obj` and return its index in the parcel.
+        """Take `obj` and return its index in the passed descriptor.
 
         Raises:
             EncodeError: It cannot be taken; the codec puts the place before the message.
@@ -73,7 +73,7 @@ class Inbox(Protocol):
     """Hands out what an `Outbox` took."""
 
     def get(self, number: int, index: int) -> object:
-        """Return object `index` of parcel `number`; asked once per message for each object.
+        """Return object `index` of passed descriptor `number`; asked once per message for each.
 
         Raises:
             DecodeError: There is no such object, or it could not be rebuilt here.

@@ -198,7 +198,7 @@ class _Simulator:
         self.where = where
         self.env = env
         #: Of one in a process: what that is sent.
-        self.parcel = b""
+        self.pickled = b""
         self.start_timeout = 0.0
         self.thread: HostedThread | None = None
         self.child: Child | None = None
@@ -290,7 +290,7 @@ class Hosts:
             make = (lambda: env) if isinstance(env, ExternalEnv) else env
             entrance = self._entrance(_PRELOAD)
             try:
-                simulator.parcel = pickled((entrance, name, make))
+                simulator.pickled = pickled((entrance, name, make))
             except Exception as error:  # whatever an object says when it cannot be pickled
                 raise ConfigError(
                     f"{name} cannot be sent to a process: {error}; give a function that makes it"
@@ -387,7 +387,7 @@ class Hosts:
         child = self._process_group.start(simulator.name, ENTRY)
         try:
             with contextlib.suppress(ClosedError):  # it is dead already, which will be heard
-                child.pipe.send(simulator.parcel)
+                child.pipe.send(simulator.pickled)
         except BaseException:  # it would wait for that
             self._process_group.kill(child)
             raise

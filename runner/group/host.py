@@ -190,7 +190,7 @@ class HostedRunner:
         return Taken(
             rows=Tree(placed.tree),
             locations=placed.locations,
-            parcel=placed.parcel,
+            passed=placed.passed,
             size=placed.size,
             env_steps=sample.env_steps,
             report=Tree(report),

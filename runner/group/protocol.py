@@ -158,7 +158,7 @@ class Taken(Reply, frozen=True, kw_only=True):
     rows: Tree
     locations: list[ArrayLocation]
     #: As in `Placed`.
-    parcel: int
+    passed: int
     size: int
     env_steps: int
     #: `Report`.
@@ -182,7 +182,8 @@ class TakeSample(Request[Taken], frozen=True, kw_only=True):
     updates: dict[str, bool]
     #: Where large columns are to be made; None: anywhere.
     slot: SharedSlot | None = None
-    #: Number of the last parcel with the runner's own memory that was taken; 0: none was.
+    #: Number of the last passed descriptor with the runner's own memory that was taken; 0: none
+    #: was.
     held: int = 0
     #: For `EnvRunner.go_on_from`: what was reached in a state that the group took over.
     ids: tuple[int, int] = (0, 0)

@@ -52,8 +52,8 @@ from envbus.runner.workers.worker_group import Stage, WorkerGroup
 
 __all__ = ["Rounds", "RunnerProcess", "RunnerState", "RunnerWorkerGroup", "Ticket"]
 
-#: Seconds for a parcel that was sent before the message that names it.
-_PARCEL_TIMEOUT = 10.0
+#: Seconds for a passed descriptor that was sent before the message that names it.
+_PASSED_TIMEOUT = 10.0
 logger = logging.getLogger("envbus.runner.group")
 
 
@@ -184,9 +184,10 @@ class RunnerState:
         self.asked_at = 0.0
         #: What it has sampled and nobody has taken.
         self.part: RunnerPart | None = None
-        #: Where its present life places large columns, and the number of the parcel with that.
+        #: Where its present life places large columns, and the number of the passed descriptor with
+        #: that.
         self.memory: Arena | None = None
-        self.parcel = 0
+        self.passed = 0
         #: Memories with slots that its present life knows, and the slot of the sample it is asked
         #: for: number of the memory, 0 for none.
         self.known_slots: list[int] = []
@@ -216,7 +217,7 @@ class RunnerState:
         self.weights_sent = self.connectors_sent = 0
         self.weights_held.clear()
         self.is_pushing = False
-        self.memory, self.parcel = None, 0
+        self.memory, self.passed = None, 0
         self.known_slots = []
         self.policy_ids = None
 
@@ -368,7 +369,7 @@ class Rounds:
             connectors=states,
             updates={name: one.update for name, one in self._given.items()},
             slot=slot,
-            held=state.parcel,
+            held=state.passed,
             ids=self._first_ids,
         )
         patience = self._sample_timeout
@@ -483,7 +484,7 @@ class Rounds:
             return None
         known.append(slot.number)
         del known[:-MOST_SLOTS]
-        return msgspec.structs.replace(slot, parcel=number)
+        return msgspec.structs.replace(slot, passed=number)
 
     def _leave_slots(self, actor: RunnerProcess, *, but_last: bool = False) -> None:
         """A runner writes to its slots no more, or only to the last one."""
@@ -542,7 +543,9 @@ class Rounds:
         """Take an answer in; one that cannot be ends its runner, and nobody else."""
         try:
             self._on_answer(event)
-        except Exception as exc:  # it lacks its parcel, or does not fit: whatever that led to
+        except (
+            Exception
+        ) as exc:  # it lacks its passed descriptor, or does not fit: whatever that led to
             reason = f"its answer cannot be taken in: {type(exc).__name__}: {exc}"
             logger.error("%s: %s", event.actor.describe(), reason, exc_info=True)
             self._worker_group.kill(event.actor, FaultCause.ERROR, reason)
@@ -568,10 +571,10 @@ class Rounds:
 
     def _take_sample(self, actor: RunnerProcess, taken: Taken, slot: int) -> None:
         state = self.states[actor.index]
-        if taken.parcel:
+        if taken.passed:
             assert actor.child is not None
-            fd = actor.child.pipe.receive_fd(taken.parcel, _PARCEL_TIMEOUT)
-            state.memory, state.parcel = Arena.attach(fd, taken.size), taken.parcel
+            fd = actor.child.pipe.receive_fd(taken.passed, _PASSED_TIMEOUT)
+            state.memory, state.passed = Arena.attach(fd, taken.size), taken.passed
         view = functools.partial(self.joint.view, slot)
         rows = fetch(taken.rows.value, taken.locations, state.memory, view)
         state.part = RunnerPart(

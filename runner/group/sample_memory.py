@@ -73,8 +73,8 @@ class SharedSlot(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Which memory.
     number: int
-    #: Number of the parcel with its descriptor; 0: the runner knows it.
-    parcel: int = 0
+    #: Number under which its descriptor was passed; 0: the runner knows it.
+    passed: int = 0
     #: Of that memory, in bytes.
     size: int
     locations: list[ArrayLocation]
@@ -85,8 +85,8 @@ class Placed(msgspec.Struct, frozen=True):
 
     tree: Tree
     locations: list[ArrayLocation]
-    #: Number of the parcel with the descriptor of the memory; 0: the group has it.
-    parcel: int = 0
+    #: Number under which the descriptor of the memory was passed; 0: the group has it.
+    passed: int = 0
     #: Of that memory, in bytes.
     size: int = 0
 
@@ -95,8 +95,8 @@ class SampleMemory:
     """The runner's side: its own memory, and the slot that it is offered.
 
     Args:
-        send_fd: Hands a descriptor to the group, and returns the parcel's number.
-        receive_fd: Returns the descriptor that came as the parcel of a given number.
+        send_fd: Hands a descriptor to the group, and returns its number.
+        receive_fd: Returns the descriptor that was passed under a number.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class SampleMemory:
         self._send_fd = send_fd
         self._receive_fd = receive_fd
         self._arena: Arena | None = None
-        #: Number of the parcel with its descriptor; 0: the group is not known to have it.
-        self._parcel = 0
+        #: Number under which its descriptor was passed; 0: the group is not known to have it.
+        self._passed = 0
         self._slots: dict[int, Arena] = {}
         #: The slot of the present sample: its memory, and where nothing was made yet.
         self._buffer: Any = None
@@ -119,17 +119,18 @@ class SampleMemory:
 
         Args:
             slot: None: there is none.
-            held: Number of the last parcel that the group has taken. It is not what was sent last
-                where the message that named that was lost, as something in it could not be sent.
+            held: Number of the last passed descriptor that the group has taken. It is not what was
+                sent last where the message that named that was lost, as something in it could not
+                be sent.
         """
         self._leave()
-        if held != self._parcel:
-            self._parcel = 0
+        if held != self._passed:
+            self._passed = 0
         if slot is None:
             return
-        if slot.parcel:
+        if slot.passed:
             assert self._receive_fd is not None
-            arena = Arena.attach(self._receive_fd(slot.parcel), slot.size)
+            arena = Arena.attach(self._receive_fd(slot.passed), slot.size)
             self._slots.pop(slot.number, None)  # which may have been announced before
             self._slots[slot.number] = arena
             while len(self._slots) > MOST_SLOTS:
@@ -169,7 +170,7 @@ class SampleMemory:
         ]
         if not others:
             return Placed(numbered, [location for location in locations if location is not None])
-        parcel = 0
+        passed = 0
         offsets = list(itertools.accumulate((padded(leaf.nbytes) for leaf in others), initial=0))
         if self._arena is None or self._arena.size < offsets[-1]:
             self._close_own()
@@ -177,8 +178,8 @@ class SampleMemory:
                 self._arena = Arena.create(int(offsets[-1] * _SLACK))
             except ConfigError:  # too little memory: the messages' way needs less for longer
                 return Placed(tree, [])
-        if not self._parcel:
-            parcel = self._parcel = self._send_fd(self._arena.fd)
+        if not self._passed:
+            passed = self._passed = self._send_fd(self._arena.fd)
         begins = iter(offsets)
         found = []
         for array, location in zip(arrays, locations, strict=True):
@@ -186,7 +187,7 @@ class SampleMemory:
                 location = ArrayLocation(next(begins), array.dtype.str, array.shape)
                 view_of(self._arena.buffer, location)[...] = array
             found.append(location)
-        return Placed(numbered, found, parcel, self._arena.size if parcel else 0)
+        return Placed(numbered, found, passed, self._arena.size if passed else 0)
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -216,7 +217,7 @@ class SampleMemory:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
-        self._parcel = 0
+        self._passed = 0
 
 
 def fetch(

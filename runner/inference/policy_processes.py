@@ -193,8 +193,8 @@ class PolicyWorkerHandle:
             self.child.pipe.send(data)
         except ClosedError as exc:  # its end is told soon
             logger.debug("%s got no weights: %s", self.describe(), exc)
-        except EnvbusError as exc:  # it would wait for this parcel, and never take a later one
-            self.kill(f"a parcel was lost on its way to it: {exc}")
+        except EnvbusError as exc:  # it would wait for this one, and never take a later one
+            self.kill(f"a passed descriptor was lost on its way to it: {exc}")
 
     def kill(self, why: str) -> None:
         """Kill its process, which cannot be used any more; its end is told."""

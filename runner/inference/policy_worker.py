@@ -95,7 +95,7 @@ class HostedPolicies:
     Args:
         pipe: To the process that owns the worker: weights come there, each a pickled
             `PushedWeights`, questions for a sign of life (`PROBE`), which
-            is a report of nothing, and at the end an empty parcel.
+            is a report of nothing, and at the end an empty message.
 
     Attributes:
         is_over: Whether the owner said to leave, or is gone.

@@ -38,8 +38,8 @@ def vector_entry_point(
         )
         envs = gymnasium.make_vec("Mine-v0", num_envs=8, num_actors=4)
 
-    Arguments of `gymnasium.make_vec`, and the `kwargs` of `register`, win over `settings`, also over
-    those of the same name in `env_kwargs` and `vector_kwargs`.
+    Arguments of `gymnasium.make_vec`, and the `kwargs` of `register`, win over `settings`, also
+    over those of the same name in `env_kwargs` and `vector_kwargs`.
 
     Args:
         env: What `envbus.make_vec` makes envs of. Also the very id that is being registered.

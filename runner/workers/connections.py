@@ -47,7 +47,8 @@ logger = logging.getLogger("envbus.runner.workers.fleet")
 
 #: Requests that one actor may have in flight: one per slot in the pool, and some for calls.
 _IN_FLIGHT_PER_ACTOR = 4096
-#: Parcels that are taken out of a pipe at one look; twice as many are kept, each a descriptor.
+#: Passed descriptors that are taken out of a pipe at one look; twice as many are kept, each a
+#: descriptor.
 _DRAINED = 8
 
 

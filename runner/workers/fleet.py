@@ -452,7 +452,7 @@ class Fleet(WorkerGroup[Actor]):
                 except ClosedError as exc:
                     self._connections.end(actor)
                     raise NoPeerError(str(exc), request_id=0, peer=actor.name) from exc
-                request = msgspec.structs.replace(request, parcel=number)
+                request = msgspec.structs.replace(request, passed=number)
             timeout = self.config.timeouts.start
             self._requests.ask(actor, request, timeout=timeout, tag=Stage.MAP)
 

@@ -158,7 +158,7 @@ class LocalFleet:
         )
         request = self._rows.request
         if shared:
-            request = msgspec.structs.replace(request, parcel=_ARENA)
+            request = msgspec.structs.replace(request, passed=_ARENA)
         self._env_actor.map_blocks(request)
         self.actors[0].state = ActorState.READY
         return self._rows.blocks

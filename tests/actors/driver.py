@@ -118,7 +118,7 @@ class Driver(VectorEnv[Any, Any, Any]):
                 action_space=Tree(plain[1]),
                 num_envs=self.num_envs,
                 first_row=first,
-                parcel=7 if shared_memory else 0,
+                passed=7 if shared_memory else 0,
             )
             ask(actor, request)
             self.rows.append(slice(first, first + count))

@@ -54,15 +54,15 @@ def bombs(canary: Path | str) -> list[bytes]:
     Args:
         canary: What is made should the pickle be read.
     """
-    parcel = pickle.dumps(Canary(canary), protocol=4)
-    pickled = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": parcel}
-    array = msgpack.packb(["|O", [1], "C", parcel])
+    passed = pickle.dumps(Canary(canary), protocol=4)
+    pickled = {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": passed}
+    array = msgpack.packb(["|O", [1], "C", passed])
     trees = [
         msgpack.packb(pickled),
         msgpack.packb({**pickled, b"nd": False}),
         msgpack.packb({**pickled, b"kind": b"", b"type": [["f", "|O"]]}),
         msgpack.packb(msgpack.ExtType(Ext.NUMPY, msgpack.packb(pickled))),
-        msgpack.packb(msgpack.ExtType(Ext.OBJECT, parcel)),
+        msgpack.packb(msgpack.ExtType(Ext.OBJECT, passed)),
         msgpack.packb(msgpack.ExtType(Ext.ARRAY, array)),
         b"\x91" * 500 + b"\xc0",
         b"\x81\x00" * 5000 + b"\xc0",

@@ -292,7 +292,7 @@ def kept_endpoint() -> str:
 
 
 def serve_in_process(pipe: Pipe) -> None:
-    """Entry of a child: a worker; parcel 1 tells endpoint and name, parcel 2 lets it end."""
+    """Entry of a child: a worker. The first message tells endpoint and name, the next ends it."""
     endpoint, name = pipe.receive_bytes(1, PATIENCE).decode().split()
     identity = name.encode()
 

@@ -129,7 +129,7 @@ _family: list[subprocess.Popen[bytes]] = []
 
 
 def start_family(pipe: Pipe) -> None:
-    """Start descendants that do all they can not to be found, then go on as parcel 1 says.
+    """Start descendants that do all they can not to be found, then go on as it is told first.
 
     `exit`, `hold` (the interpreter lock) or `wait`, and `hide` if one of them is to drop its
     environment too.

@@ -104,7 +104,7 @@ def test_in_shared_memory_only_the_actors_rows_are_written() -> None:
         blocks = layout.views(arena.buffer)
         actor = EnvActor(lambda number: os.dup(arena.fd) if number == 4 else -1)
         build(actor, [CountingEnv] * 2)
-        ask(actor, MapBlocks(**PAIR, num_envs=5, first_row=2, parcel=4))
+        ask(actor, MapBlocks(**PAIR, num_envs=5, first_row=2, passed=4))
         ask(actor, Reset())
         assert blocks.actions is not None
         assert blocks.observations is not None
@@ -132,7 +132,7 @@ def test_infos_of_a_step_by_a_word_are_left_in_records_and_told_to_who_asks_all_
         actor = EnvActor(lambda _: os.dup(arena.fd), words=Doer())
         build(actor, [TellingEnv] * 2)
         where = {"words": layout.size, "infos": infos}
-        ask(actor, MapBlocks(**PAIR, num_envs=2, first_row=0, parcel=1, **where))
+        ask(actor, MapBlocks(**PAIR, num_envs=2, first_row=0, passed=1, **where))
         ask(actor, Reset())
         found = ask(actor, Step()).infos
         assert found is not None
@@ -159,8 +159,8 @@ def test_closing_lets_go_of_the_arena() -> None:
         actor = EnvActor(lambda _: os.dup(arena.fd))
         build(actor, [CountingEnv])
         before = open_descriptors()
-        ask(actor, MapBlocks(**PAIR, num_envs=1, first_row=0, parcel=1))
-        ask(actor, MapBlocks(**PAIR, num_envs=1, first_row=0, parcel=1))
+        ask(actor, MapBlocks(**PAIR, num_envs=1, first_row=0, passed=1))
+        ask(actor, MapBlocks(**PAIR, num_envs=1, first_row=0, passed=1))
         actor.close()
         assert open_descriptors() <= before
 
@@ -238,11 +238,11 @@ def test_rows_outside_the_pool_are_refused(first_row: int, num_envs: int) -> Non
         ask(actor, MapBlocks(**PAIR, num_envs=num_envs, first_row=first_row))
 
 
-def test_a_parcel_needs_a_pipe() -> None:
+def test_a_passed_descriptor_needs_a_pipe() -> None:
     actor = EnvActor()
     build(actor, [CountingEnv])
     with pytest.raises(ValueError, match="shares no memory"):
-        ask(actor, MapBlocks(**PAIR, num_envs=1, first_row=0, parcel=1))
+        ask(actor, MapBlocks(**PAIR, num_envs=1, first_row=0, passed=1))
 
 
 def test_calls_and_attributes_before_any_blocks() -> None:

@@ -56,7 +56,7 @@ def test_a_few_bytes_arrive_also_where_no_file_may_be_opened(ends: tuple[Pipe, P
     assert other.receive_bytes(3, SOON) == bytes(4096)
 
 
-def test_who_takes_all_parcels_gets_one_after_the_other(ends: tuple[Pipe, Pipe]) -> None:
+def test_who_takes_all_passed_descriptors_gets_one_after_the_other(ends: tuple[Pipe, Pipe]) -> None:
     one, other = ends
     one.send(b"first")
     with open(os.devnull) as file:
@@ -84,14 +84,16 @@ def test_an_arena_arrives_as_the_same_memory(ends: tuple[Pipe, Pipe]) -> None:
             assert bytes(arena.buffer) == b"back one"
 
 
-def test_parcels_are_found_by_number_in_whatever_order_they_came(ends: tuple[Pipe, Pipe]) -> None:
+def test_passed_descriptors_are_found_by_number_in_whatever_order_they_came(
+    ends: tuple[Pipe, Pipe],
+) -> None:
     one, other = ends
     for number in (3, 1, 2):
         one.send_bytes(number, b"%d" % number)
     assert [other.receive_bytes(number, SOON) for number in (1, 2, 3)] == [b"1", b"2", b"3"]
 
 
-def test_one_message_may_have_a_parcel_of_objects_and_an_older_descriptor(
+def test_one_message_may_have_a_passed_descriptor_of_objects_and_an_older_descriptor(
     ends: tuple[Pipe, Pipe],
 ) -> None:
     one, other = ends
@@ -106,21 +108,21 @@ def test_one_message_may_have_a_parcel_of_objects_and_an_older_descriptor(
     os.close(other.receive_fd(number, SOON))
 
 
-def test_a_parcel_that_does_not_come_is_waited_for_within_the_time_out(
+def test_a_passed_descriptor_that_does_not_come_is_waited_for_within_the_time_out(
     ends: tuple[Pipe, Pipe],
 ) -> None:
-    with pytest.raises(TransportError, match="parcel 4 did not come within"):
+    with pytest.raises(TransportError, match="passed descriptor 4 did not come within"):
         ends[0].receive_bytes(4, 0.01)
 
 
-def test_a_parcel_of_the_other_kind_is_refused(ends: tuple[Pipe, Pipe]) -> None:
+def test_a_passed_descriptor_of_the_other_kind_is_refused(ends: tuple[Pipe, Pipe]) -> None:
     one, other = ends
     one.send_bytes(1, b"bytes")
     with pytest.raises(TransportError, match="kind"):
         other.receive_fd(1, SOON)
 
 
-def test_a_parcel_that_is_no_file_of_bytes_is_refused(ends: tuple[Pipe, Pipe]) -> None:
+def test_a_passed_descriptor_that_is_no_file_of_bytes_is_refused(ends: tuple[Pipe, Pipe]) -> None:
     one, other = ends
     folder = os.open("/", os.O_RDONLY)
     one._send(1, _BYTES, folder)
@@ -129,14 +131,14 @@ def test_a_parcel_that_is_no_file_of_bytes_is_refused(ends: tuple[Pipe, Pipe]) -
         other.receive_bytes(1, SOON)
 
 
-def test_parcels_that_nobody_asks_for_are_dropped(ends: tuple[Pipe, Pipe]) -> None:
+def test_passed_descriptors_that_nobody_asks_for_are_dropped(ends: tuple[Pipe, Pipe]) -> None:
     one, other = ends
     before = open_descriptors()
     for number in range(1, MAX_UNDELIVERED + 11):
-        one.send_bytes(number, b"parcel" * 100)
+        one.send_bytes(number, b"content" * 100)
     other.drain()
     assert len(open_descriptors() - before) == MAX_UNDELIVERED
-    assert other.receive_bytes(MAX_UNDELIVERED, SOON) == b"parcel" * 100
+    assert other.receive_bytes(MAX_UNDELIVERED, SOON) == b"content" * 100
     with pytest.raises(TransportError, match="gone"):
         other.receive_bytes(1, SOON)
     assert len(open_descriptors() - before) < MAX_UNDELIVERED
@@ -150,7 +152,7 @@ def test_what_was_sent_before_a_hang_up_arrives_and_nothing_else(ends: tuple[Pip
     one.close()
     other.drain()
     assert other.receive_bytes(1, SOON) == b"last words"
-    with pytest.raises(ClosedError, match="parcel 2"):
+    with pytest.raises(ClosedError, match="passed descriptor 2"):
         other.receive_bytes(2, SOON)
     with pytest.raises(ClosedError):
         other.send_bytes(1, b"to nobody")
@@ -181,11 +183,11 @@ def test_a_reader_that_stopped_reading_is_an_error_and_not_a_hang(
         send_without_end()
 
 
-def test_where_too_many_parcels_are_under_way_who_may_wait_does_so() -> None:
+def test_where_too_many_passed_descriptors_are_under_way_who_may_wait_does_so() -> None:
     ours, theirs = socket.socketpair()
     crowded = CrowdedSocket(fileno=ours.detach())
     with Pipe(crowded) as one, Pipe(theirs) as other:
-        with pytest.raises(QueueFullError, match="too many parcels"):
+        with pytest.raises(QueueFullError, match="too many passed descriptors"):
             one.send_bytes(1, bytes(4096), timeout=SOON)
         one.send_bytes(2, bytes(4096), timeout=math.inf)
         assert other.receive_bytes(2, NOW) == bytes(4096)
@@ -277,14 +279,14 @@ def test_what_cannot_be_rebuilt_is_named(ends: tuple[Pipe, Pipe]) -> None:
         PipeInbox(ends[1]).get(number, 0)
 
 
-def test_a_parcel_with_a_broken_table_is_refused(ends: tuple[Pipe, Pipe]) -> None:
+def test_a_passed_descriptor_with_a_broken_table_is_refused(ends: tuple[Pipe, Pipe]) -> None:
     for number, data in enumerate((b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"\0" * 15), 1):
         ends[0].send_bytes(number, data)
         with pytest.raises(DecodeError):
             PipeInbox(ends[1]).get(number, 0)
 
 
-def test_an_inbox_does_not_wait_for_a_parcel_for_ever(ends: tuple[Pipe, Pipe]) -> None:
+def test_an_inbox_does_not_wait_for_a_passed_descriptor_for_ever(ends: tuple[Pipe, Pipe]) -> None:
     with pytest.raises(TransportError, match="did not come"):
         PipeInbox(ends[0], timeout=0.01).get(1, 0)
     ends[1].close()

@@ -358,7 +358,7 @@ def test_claims_within_claims_keep_no_memory() -> None:
 # --- objects --------------------------------------------------------------------------------
 
 
-class Parcel:
+class Passed:
     """An outbox and inbox of one process: hands out what was put in."""
 
     number = 7
@@ -388,36 +388,36 @@ def test_without_an_outbox_the_place_and_type_are_named() -> None:
 
 
 def test_an_object_comes_out_of_the_inbox_once_per_message() -> None:
-    parcel, thing = Parcel(), object()
-    frames = encode(Sample(tree=Tree([thing, {"x": thing}, {thing: 1}])), parcel)
-    assert parcel.objects == [thing]
-    copy = decode(Sample, frames, parcel)
+    passed, thing = Passed(), object()
+    frames = encode(Sample(tree=Tree([thing, {"x": thing}, {thing: 1}])), passed)
+    assert passed.objects == [thing]
+    copy = decode(Sample, frames, passed)
     assert copy.tree is not None
     assert copy.tree.value == [thing, {"x": thing}, {thing: 1}]
 
 
 def test_an_object_that_came_over_a_socket_is_a_decode_error() -> None:
-    frames = encode(Sample(tree=Tree(object())), Parcel())
+    frames = encode(Sample(tree=Tree(object())), Passed())
     assert "came over a socket" in rejected(frames)
 
 
 def test_an_object_that_the_outbox_refuses_is_named_with_its_place() -> None:
     with pytest.raises(EncodeError, match=r"^tree\['a'\]\[1\]: Ellipsis cannot be pickled"):
-        encode(Sample(tree=Tree({"a": [object(), ...]})), Parcel())
+        encode(Sample(tree=Tree({"a": [object(), ...]})), Passed())
 
 
 def test_errors_of_the_inbox_keep_their_class_or_become_decode_errors() -> None:
-    parcel = Parcel()
-    frames = encode(Sample(tree=Tree([object()])), parcel)
-    parcel.objects[0] = NotImplemented
+    passed = Passed()
+    frames = encode(Sample(tree=Tree([object()])), passed)
+    passed.objects[0] = NotImplemented
     with pytest.raises(ClosedError):
-        decode(Sample, frames, parcel)
-    parcel.objects.clear()
+        decode(Sample, frames, passed)
+    passed.objects.clear()
     with pytest.raises(DecodeError, match="IndexError"):
-        decode(Sample, frames, parcel)
+        decode(Sample, frames, passed)
 
 
 def test_lone_surrogates_do_not_send_objects_twice() -> None:
-    parcel = Parcel()
-    encode(Sample(tree=Tree([object(), BIG, "\ud800"])), parcel)
-    assert len(parcel.objects) == 1
+    passed = Passed()
+    encode(Sample(tree=Tree([object(), BIG, "\ud800"])), passed)
+    assert len(passed.objects) == 1

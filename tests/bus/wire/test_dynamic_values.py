@@ -294,7 +294,7 @@ def test_a_tuple_as_key_counts_as_depth() -> None:
 
 
 def test_what_is_too_deep_or_contains_itself_goes_out_as_one_object() -> None:
-    class Parcel:
+    class Passed:
         number = 1
         objects: tuple[object, ...] = ()
 
@@ -308,8 +308,8 @@ def test_what_is_too_deep_or_contains_itself_goes_out_as_one_object() -> None:
     cycle: dict[str, object] = {}
     cycle["self"] = cycle
     for value in (cycle, nested(1000)):
-        parcel = Parcel()
-        copy = decode(Sample, encode(Sample(tree=Tree(value)), parcel), parcel).tree
+        passed = Passed()
+        copy = decode(Sample, encode(Sample(tree=Tree(value)), passed), passed).tree
         assert copy is not None
         assert copy.value is value
 

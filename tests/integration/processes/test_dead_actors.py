@@ -200,11 +200,11 @@ class DyingProcessGroup:
         child = self._process_group.start(*args, **settings)
         send = child.pipe._send
 
-        def dying_send(*parcel: Any, **more: Any) -> None:
+        def dying_send(*passed: Any, **more: Any) -> None:
             self.left -= 1
             if not self.left:
                 kill(child.pid)
-            send(*parcel, **more)
+            send(*passed, **more)
 
         child.pipe._send = dying_send
         return child

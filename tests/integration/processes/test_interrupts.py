@@ -1033,7 +1033,7 @@ def test_a_child_whose_start_ctrl_c_broke_off_leaves_no_descriptor() -> None:
         assert descriptors() <= before  # what earlier tests have left may go meanwhile
 
 
-def test_a_parcel_whose_way_ctrl_c_broke_off_leaves_no_descriptor() -> None:
+def test_a_passed_descriptor_whose_way_ctrl_c_broke_off_leaves_no_descriptor() -> None:
     one, other = Pipe.pair()
     with one, other:
         before = open_descriptors()

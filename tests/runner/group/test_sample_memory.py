@@ -57,12 +57,12 @@ class Side:
         if slot is None:
             return None
         self.joint.lend(slot.number, runner)
-        parcel = 0
+        passed = 0
         if slot.number not in self.known[runner]:
-            parcel = self.send(self.joint.fd(slot.number))
+            passed = self.send(self.joint.fd(slot.number))
             self.known[runner] = [*self.known[runner], slot.number][-MOST_SLOTS:]
         return SharedSlot(
-            number=slot.number, parcel=parcel, size=slot.size, locations=slot.locations
+            number=slot.number, passed=passed, size=slot.size, locations=slot.locations
         )
 
     def sample(self, number: int = 0, *, made: bool = True) -> tuple[dict[str, Any], int]:
@@ -93,9 +93,9 @@ class Side:
         return joined, sum(location.in_slot for own in locations.values() for location in own)
 
     def fetched(self, runner: int, slot: SharedSlot | None, placed: Placed) -> Any:
-        if placed.parcel:
-            self.held[runner] = placed.parcel
-            self.arenas[runner] = Arena.attach(self.fds[placed.parcel - 1], placed.size)
+        if placed.passed:
+            self.held[runner] = placed.passed
+            self.arenas[runner] = Arena.attach(self.fds[placed.passed - 1], placed.size)
         return fetch(
             placed.tree,
             placed.locations,
@@ -248,11 +248,11 @@ def test_large_arrays_are_placed_and_small_ones_stay(side: Side) -> None:
 def test_memory_stays_and_grows_where_a_sample_needs_more(side: Side) -> None:
     assert_same(fetched(side, side.memories[0].place({"a": LARGE})), {"a": LARGE})
     again = side.memories[0].place({"a": LARGE + 1})
-    assert again.parcel == 0
+    assert again.passed == 0
     assert_same(fetched(side, again), {"a": LARGE + 1})
     larger = np.concatenate([LARGE, LARGE])
     placed = side.memories[0].place({"a": larger, "b": LARGE})
-    assert placed.parcel == 2
+    assert placed.passed == 2
     assert_same(fetched(side, placed), {"a": larger, "b": LARGE})
 
 
@@ -279,7 +279,7 @@ def test_a_slot_that_is_announced_again_is_taken_again(side: Side) -> None:
 
 def test_nothing_large_needs_no_memory(side: Side) -> None:
     placed = side.memories[0].place({"a": np.arange(3)})
-    assert (placed.locations, placed.parcel, side.fds) == ([], 0, [])
+    assert (placed.locations, placed.passed, side.fds) == ([], 0, [])
     assert_same(fetched(side, placed), {"a": np.arange(3)})
 
 

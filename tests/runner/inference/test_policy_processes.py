@@ -232,7 +232,7 @@ def test_one_that_has_ended_gets_no_weights_and_that_is_no_error(
 def test_one_that_weights_are_lost_on_their_way_to_is_killed(
     process_group: NoProcessGroup, worker: PolicyWorkerHandle
 ) -> None:
-    """Behind a parcel that never comes it would take no other one, for good."""
+    """Behind a passed descriptor that never comes it would take no other one, for good."""
     with no_more_files():
         worker.send(b"weights" * 1000)
     assert process_group.killed == process_group.children

@@ -51,7 +51,7 @@ class Owner:
         self.send(pickle.dumps(tuple(PushedWeights(policy_id, push, 100 + push, weights))))
 
     def send(self, data: bytes) -> None:
-        """Send a parcel."""
+        """Send a passed descriptor."""
         self.pipe.send(data)
 
     def close(self) -> None:
