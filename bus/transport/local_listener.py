@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from typing import Final
 from envbus.bus.errors import ClosedError, DecodeError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.transport.interface import BACKLOG
+from envbus.bus.transport.unix_sockets import owner_of
 from envbus.bus.wire.frames import Buffer
 from envbus.bus.wire.framing import StreamReader, pack_for_stream
 from envbus.bus.wire.limits import MAX_MESSAGE_BYTES
@@ -213,8 +213,6 @@ def introduced(frames: list[bytes]) -> bytes | None:
 #: there is hardly ever cut; and at most, while a larger one comes.
 _READ_BYTES: Final = 1 << 18
 _MOST_READ_BYTES: Final = 1 << 20
-#: Process, user and group.
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class StreamEnd:
@@ -242,11 +240,11 @@ class StreamEnd:
 
     def is_of_this_user(self) -> bool:
         """Whether the process at the other end belongs to this one's user."""
-        return self._owner()[1] == os.geteuid()
+        return owner_of(self._socket)[1] == os.geteuid()
 
     def is_of_this_process(self) -> bool:
         """Whether the other end is in this process."""
-        return self._owner()[0] == os.getpid()
+        return owner_of(self._socket)[0] == os.getpid()
 
     #: A packet from frames.
     pack = staticmethod(pack_for_stream)
@@ -318,13 +316,6 @@ class StreamEnd:
 
     #: In a forked copy, which the owner does not notice.
     disown = close
-
-    def _owner(self) -> tuple[int, int]:
-        """Return process and user at the other end, as the kernel knows them."""
-        size = _CREDENTIALS.size
-        told = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        process, user, _ = _CREDENTIALS.unpack(told)
-        return process, user
 
     def _send(self, data: Buffer) -> int:
         try:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -17,12 +18,21 @@ from typing import Final, Protocol
 from envbus.bus.descriptors import opening
 from envbus.bus.interrupts import interruptible
 
-__all__ = ["Bell", "receive_with_descriptors", "rights", "wait_for", "wait_for_answer"]
+__all__ = [
+    "Bell",
+    "owner_of",
+    "receive_with_descriptors",
+    "rights",
+    "wait_for",
+    "wait_for_answer",
+]
 
 #: Most descriptors that one `receive_with_descriptors` takes in; Linux sends up to 253 at once.
 _MAX_DESCRIPTORS: Final = 64
 _RIGHTS_SPACE: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 _CLOEXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+#: Process, user and group at the other end of a socket.
+_CREDENTIALS: Final = struct.Struct("3i")
 #: Seconds of one wait: poll(2) takes milliseconds in a C int, some 24 days.
 _LONGEST_WAIT: Final = 1e6
 #: Seconds for an answer during which Ctrl-C is kept, also on a busy machine.
@@ -63,6 +73,13 @@ def receive_with_descriptors(
         for fd in fds:
             os.set_inheritable(fd, False)
     return data, list(fds), bool(found & socket.MSG_CTRUNC)
+
+
+def owner_of(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end of a connection, as the kernel knows them."""
+    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(told)
+    return process, user
 
 
 def wait_for(file: _HasFileno, events: int, deadline: float) -> int:

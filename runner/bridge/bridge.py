@@ -41,6 +41,8 @@ from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import BridgeStatistics, Confirm, Drain, EpisodeLimits, GiveUp
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.monitoring.figures import PartFigures, figures_of
+from envbus.runner.monitoring.registry import show, unshow
 from envbus.runner.workers.config import check_kind, endpoints_of, list_of
 
 __all__ = ["ExternalEnvBridge"]
@@ -157,6 +159,7 @@ class ExternalEnvBridge(StaysHere):
             except BaseException:
                 self.stop()
                 raise
+        show(self, type(self).__name__)
 
     @classmethod
     def of(cls, env: ExternalEnv, **settings: Any) -> ExternalEnvBridge:
@@ -543,6 +546,17 @@ class ExternalEnvBridge(StaysHere):
     # --- end ------------------------------------------------------------------------------------
 
     @uninterrupted_call
+    def figures(self, name: str) -> PartFigures:
+        """Return what a window shows; called by another thread than polls."""
+        counts, levels = figures_of(self.statistics())
+        return PartFigures(
+            name=name,
+            kind=type(self).__name__,
+            counts=counts,
+            levels=levels,
+            latencies={"get_action": self.latency.counts()},
+        )
+
     def stop(self) -> None:
         """Close the sockets; all clients are told. Idempotent."""
         if self._stopped:
@@ -550,6 +564,7 @@ class ExternalEnvBridge(StaysHere):
         failed = Failed(code=FailureCode.PEER_LOST, message="the bridge was stopped", peer=BRIDGE)
         self._dispatcher.dismiss(failed)
         self._stopped = True
+        unshow(self)
         with contextlib.ExitStack() as rest:  # also after Ctrl-C, which breaks off the waits
             rest.callback(self._private.close)
             rest.callback(self._broker.close)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -27,6 +28,8 @@ from envbus.bus.wire.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.engine.env_faults import EnvFaults, FaultLog
 from envbus.runner.engine.env_results import EnvResults
 from envbus.runner.engine.env_states import EnvState, EnvStates
+from envbus.runner.monitoring.figures import PartFigures, figures_of
+from envbus.runner.monitoring.registry import show
 from envbus.runner.workers.actions import STEP_ALL
 from envbus.runner.workers.env_placement import EnvPlacement
 from envbus.runner.workers.faults import FaultCause
@@ -188,6 +191,7 @@ class Engine:
         self._requests: dict[int, tuple[int, _Tag]] = {}
         self._is_copy = False
         disown_in_forks(self)
+        show(self, owner)
 
     def disown(self) -> None:
         """In a forked copy: the steps that were asked by words are the owner's to take."""
@@ -224,6 +228,7 @@ class Engine:
         if self.unasked:
             self.unasked.difference_update(env_ids)
         for actor, members in self.placement.by_actor(env_ids):
+            actor.env_steps += len(members)
             slots = _slots_of(actor, members)
             if singles is not None:
                 picked = pack([singles[env_id] for env_id in members])
@@ -337,6 +342,7 @@ class Engine:
             Whether what came of it stands in the blocks; else an end of it follows, or a fault.
         """
         in_place, is_settled = self.fleet.in_place, False
+        self.fleet.actors[0].env_steps += len(members)
         self.unasked.clear()
         assert in_place is not None
         tag = _Tag(self._round, members, Step)
@@ -450,6 +456,36 @@ class Engine:
             envs_given_up=0 if recovery is None else len(self.faults.lost),
             steps_by_word=0 if fleet.words is None else fleet.words.asked,
             faults=self._log.counts(),
+        )
+
+    def figures(self, name: str) -> PartFigures:
+        """Return what a window shows; called by another thread than uses the engine."""
+        counts, levels = figures_of(self.statistics())
+        words = self.fleet.words
+        rounds = 0 if words is None else words.rounds
+        asked = {self.placement.actor_of(first).index for first in list(self._requests)}
+        for index, number in dict(self._by_word).items():
+            if words is not None and words.is_busy(index, number):
+                asked.add(index)
+        if words is not None and not self._holds:  # all are asked together
+            asked.update(words.missing())
+        processes = [
+            actor.figures(
+                busy=actor.index in asked,
+                env_steps=actor.env_steps + rounds * len(actor.env_ids),
+            )
+            for actor in self.fleet.actors
+        ]
+        counts["env_steps"] = sum(process.env_steps for process in processes)
+        levels["envs"] = self.fleet.num_envs
+        return PartFigures(
+            name=name,
+            kind=self.owner,
+            counts=counts,
+            levels=levels,
+            processes=processes,
+            faults=sorted([*self._log.recent, *self.fleet.recent_ends()], key=attrgetter("at")),
+            restarts=self.fleet.config.restart_policy is not None,
         )
 
     # --- what came ---------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from envbus.bus.process.restart import RestartPolicy
 from envbus.runner.engine.env_results import EnvResults
 from envbus.runner.engine.env_states import EnvState, EnvStates
 from envbus.runner.engine.recovery import Incarnations, Recovery
+from envbus.runner.monitoring.figures import MOST_FAULTS, FaultFigures, fault_figures
 from envbus.runner.workers.config import Hooks
 from envbus.runner.workers.env_placement import EnvPlacement
 from envbus.runner.workers.faults import (
@@ -66,6 +67,8 @@ class FaultLog:
         self._hooks = hooks or Hooks()
         self._untold: list[tuple[str, Callable[..., object], tuple[Any, ...]]] = []
         self._causes: Counter[FaultCause] = Counter()
+        #: The latest of envs whose processes went on; of others, see `Lifecycle.ends`.
+        self.recent: deque[FaultFigures] = deque(maxlen=MOST_FAULTS)
 
     def counts(self) -> dict[str, int]:
         """Return the number of faults so far by cause."""
@@ -83,6 +86,11 @@ class FaultLog:
         if fault.error is not None:
             quiet = fault.cause is FaultCause.REQUEST
             logger.log(logging.INFO if quiet else logging.WARNING, "%s", fault.message)
+            self.recent.append(
+                fault_figures(
+                    time.time(), fault.cause.value, fault.error.actor, fault.message, fault.env_id
+                )
+            )
         self._queue("on_fault", self._hooks.on_fault, fault)
         if fault.given_up:
             logger.error("env %d is given up: %s", fault.env_id, fault.message)

@@ -40,6 +40,8 @@ from envbus.runner.group.protocol import (
 from envbus.runner.group.rounds import Rounds, RunnerProcess, RunnerWorkerGroup, Ticket
 from envbus.runner.group.sample_memory import Asked
 from envbus.runner.inference.remote_policy import PolicyHandle
+from envbus.runner.monitoring.figures import PartFigures, figures_of
+from envbus.runner.monitoring.registry import show, unshow
 from envbus.runner.policies.policy import Weights, versioned_weights
 from envbus.runner.policies.policy_map import (
     Policies,
@@ -184,6 +186,7 @@ class EnvRunnerGroup(StaysHere):
         except BaseException:
             self.stop(terminate=True)
             raise
+        show(self, type(self).__name__)
 
     # --- samples -------------------------------------------------------------------------------
 
@@ -617,6 +620,23 @@ class EnvRunnerGroup(StaysHere):
         rounds.set_connectors(connectors)
         rounds.set_weights(weights, versions)
 
+    def figures(self, name: str) -> PartFigures:
+        """Return what a window shows; called by another thread than samples."""
+        counts, levels = figures_of(self._worker_group.statistics())
+        counts |= self.metrics.get_state()
+        return PartFigures(
+            name=name,
+            kind=type(self).__name__,
+            counts=counts,
+            levels=levels,
+            processes=[
+                actor.figures(busy=self._rounds.states[actor.index].is_sampling)
+                for actor in self._worker_group.actors
+            ],
+            faults=self._worker_group.recent_ends(),
+            restarts=self._worker_group.config.restart_policy is not None,
+        )
+
     def stop(self, *, terminate: bool = False) -> None:
         """Have all runners close their envs and leave; kill those that do not. Idempotent.
 
@@ -624,6 +644,7 @@ class EnvRunnerGroup(StaysHere):
             terminate: Do not ask, kill. Otherwise they have `timeouts.close`.
         """
         self.closed = True
+        unshow(self)
         self._worker_group.close(terminate=terminate)
         self._finalizer.detach()
         if hasattr(self, "_rounds"):  # else no runner came up

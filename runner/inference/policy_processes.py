@@ -15,6 +15,7 @@ import random
 import select
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -46,6 +47,12 @@ from envbus.runner.inference.worker_discovery import (
     handover_path,
     status_exists,
     write_status,
+)
+from envbus.runner.monitoring.figures import (
+    MOST_FAULTS,
+    FaultFigures,
+    ProcessFigures,
+    fault_figures,
 )
 from envbus.runner.policies.policy_map import check_version
 
@@ -303,6 +310,8 @@ class PolicyProcesses:
         #: Whether the status file there says how things are: not if it found no room, for example.
         self._told = False
         self._complaints = Complaints(logger, every=_COMPLAINT_INTERVAL)
+        #: The latest ends, for a window.
+        self.ends: deque[FaultFigures] = deque(maxlen=MOST_FAULTS)
         self._owner = os.getpid()
         self._bell = Bell()
         self._thread = threading.Thread(
@@ -405,6 +414,24 @@ class PolicyProcesses:
         """Return the names of the workers that are up."""
         with self._lock:
             return [worker.name for worker in self._workers if worker.state == "up"]
+
+    def figures(self) -> list[ProcessFigures]:
+        """Return what a window shows of each."""
+        with self._lock:
+            return [
+                ProcessFigures(
+                    name=worker.name,
+                    pid=None if worker.child is None else worker.child.pid,
+                    state="ready" if worker.state == "up" else worker.state,
+                    incarnation=worker.incarnation,
+                )
+                for worker in self._workers
+            ]
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether those that end are started again."""
+        return self._workers[0].name in self._supervision
 
     @uninterrupted_call
     def pids(self) -> list[int]:
@@ -546,6 +573,8 @@ class PolicyProcesses:
     def _on_exit(self, worker: PolicyWorkerHandle, status: ExitStatus, now: float) -> None:
         self._take_reports(worker, now)
         how = worker.on_exit(status)
+        cause = "timeout" if worker.exit is Exit.HANG else "crash"
+        self.ends.append(fault_figures(time.time(), cause, worker.name, worker.reason))
         if self._started:  # else `start` raises it
             logger.warning("%s", worker.reason)
         idle = (self._spec.hang_timeout or 0.0) if worker.exit is Exit.HANG else 0.0

@@ -35,6 +35,8 @@ from envbus.runner.inference.policy_protocol import (
     PolicyWorkerCounts,
 )
 from envbus.runner.inference.remote_policy import SHARE_FROM, PolicyHandle, RemotePolicy
+from envbus.runner.monitoring.figures import PartFigures
+from envbus.runner.monitoring.registry import show, unshow
 from envbus.runner.policies.policy import Policy, Weights
 from envbus.runner.workers.config import check_kind, choose_start_method, list_of
 
@@ -51,6 +53,8 @@ __all__ = [
 PolicyMaker: TypeAlias = "Policy | str | Callable[..., Any]"
 #: Seconds for workers to say their counts; one that computes for longer is left out.
 _COUNTS_TIMEOUT: Final = 2.0
+#: The same for a window, which is drawn each second.
+_GLANCE: Final = 0.3
 #: More are a mistake; their preparation alone would take minutes.
 _MOST_WORKERS: Final = 1024
 
@@ -226,6 +230,7 @@ class PolicyWorkers(StaysHere):
         except BaseException:
             self._finalizer()
             raise
+        show(self, type(self).__name__)
 
     def policy(self, policy_id: str | None = None) -> RemotePolicy:
         """Return one of the policies; None: the only one. It is used by one thread.
@@ -275,7 +280,7 @@ class PolicyWorkers(StaysHere):
     @uninterrupted_call
     def statistics(self) -> PolicyWorkersStatistics:
         """Return counts of the workers' present lives, among them latency and sizes of batches."""
-        counts, silent = self._counts()
+        counts, silent = self._counts(_COUNTS_TIMEOUT)
         policies: dict[str, dict[str, PolicyCounts]] = {}
         for worker, of_worker in counts.items():
             for name, of_policy in of_worker.policies.items():
@@ -289,6 +294,37 @@ class PolicyWorkers(StaysHere):
             silent=silent,
         )
 
+    def figures(self, name: str) -> PartFigures:
+        """Return what a window shows; asks the workers, for a moment."""
+        processes = self._processes.figures()
+        of_workers, _ = self._counts(_GLANCE)
+        counts: dict[str, float] = {"restarts": self._processes.restarts()}
+        levels: dict[str, float] = {
+            "workers": len(processes),
+            "workers_ready": sum(process.state == "ready" for process in processes),
+            "rows_waiting": sum(one.rows_waiting for one in of_workers.values()),
+        }
+        latencies: dict[str, dict[int, int]] = {}
+        for policy_id in self._handle.policy_ids:
+            by_worker = [one.policies[policy_id] for one in of_workers.values()]
+            for key in COUNTED:
+                counts[f"{key}.{policy_id}"] = sum(getattr(one, key) for one in by_worker)
+            levels[f"version.{policy_id}"] = self._processes.latest(policy_id)[1]
+            total = LatencyHistogram()
+            for one in by_worker:
+                total.add_counts(one.latency)
+            latencies[policy_id] = total.counts()
+        return PartFigures(
+            name=name,
+            kind=type(self).__name__,
+            counts=counts,
+            levels=levels,
+            latencies=latencies,
+            processes=processes,
+            faults=list(self._processes.ends),
+            restarts=self._processes.is_supervised,
+        )
+
     def pids(self) -> list[int]:
         """Return the process ids of the workers that run."""
         return self._processes.pids()
@@ -300,6 +336,7 @@ class PolicyWorkers(StaysHere):
         What they have not answered by then fails with `ClosedError`.
         """
         self._finalizer.detach()
+        unshow(self)
         self._processes.close(self._close_timeout)
         # Last: a thread that waits for an answer is told of its worker's end, and not of this.
         for policy in self._living():
@@ -319,14 +356,14 @@ class PolicyWorkers(StaysHere):
         """Return the policies of this process that somebody has; other threads may make some."""
         return [policy for one in list(self._policies) if (policy := one()) is not None]
 
-    def _counts(self) -> tuple[dict[str, PolicyWorkerCounts], list[str]]:
+    def _counts(self, timeout: float) -> tuple[dict[str, PolicyWorkerCounts], list[str]]:
         """Ask all workers; return their counts by name, and who said nothing."""
         connections = PolicyConnections(Path(self._handle.directory), self._num_workers + 1)
         counts: dict[str, PolicyWorkerCounts] = {}
         silent: list[str] = []
         try:
             askings = {
-                name: connections.ask(name, GetPolicyStatistics(), _COUNTS_TIMEOUT)
+                name: connections.ask(name, GetPolicyStatistics(), timeout)
                 for name in self._processes.up()
             }
             for name, asking in askings.items():

@@ -27,6 +27,7 @@ from envbus.bus.settings import check_number
 from envbus.runner.engine.engine import Engine, Statistics
 from envbus.runner.engine.env_calls import EnvCalls, MakeOne, SubEnvironment
 from envbus.runner.engine.env_results import Batch, Rows
+from envbus.runner.monitoring.registry import unshow
 from envbus.runner.pool.agent_results import ASYNC_RESET, PollResult
 from envbus.runner.pool.polling import DictSide
 from envbus.runner.pool.pool_core import PoolCore
@@ -586,6 +587,7 @@ class ActorPool(StaysHere):
         """
         check_number("timeout", timeout, optional=True)
         self.closed = True
+        unshow(self._engine)
         self._fleet.close(timeout=timeout, terminate=terminate)  # goes on after Ctrl-C
         self._finalizer.detach()
 

@@ -35,6 +35,8 @@ from envbus.runner.data.episode import EpisodeRecorder
 from envbus.runner.data.trajectory import AgentID
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.engine.seeding import Life, restart_seed
+from envbus.runner.monitoring.figures import PartFigures
+from envbus.runner.monitoring.registry import show, unshow
 from envbus.runner.policies.policy import Policy, Weights, versioned_weights
 from envbus.runner.policies.policy_map import Policies, PolicyMap, check_state, checked_ids
 from envbus.runner.pool.agent_results import DUMMY_AGENT
@@ -269,6 +271,7 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         self._asking = threading.RLock()
         self._sampler = self._make_sampler(self.config.policy_mapping_fn)
         self._begun = False
+        show(self, type(self).__name__)
         #: A sample has raised: nobody knows what the envs of the pool are at, and what the episodes
         #: of bridges are.
         self._lost_track = self._lost_episodes = False
@@ -663,6 +666,14 @@ class EnvRunner(BaseEnvRunner, StaysHere):
                 "pool's hooks and the log say why"
             )
 
+    def figures(self, name: str) -> PartFigures:
+        """Return what a window shows; called by another thread than samples."""
+        levels: dict[str, float] = dict(self.timers.read())
+        for policy_id, policy in dict(self._policies.by_id).items():
+            levels[f"version.{policy_id}"] = policy.policy_version
+        counts: dict[str, float] = dict(self.metrics.get_state())
+        return PartFigures(name=name, kind=type(self).__name__, counts=counts, levels=levels)
+
     def stop(self) -> None:
         """Close the envs, and finish videos. Idempotent."""
         self.__exit__(None)
@@ -671,6 +682,7 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         return self
 
     def __exit__(self, exc_type: object, *_: object) -> None:
+        unshow(self)
         self._end_serving()
         try:
             self._end_onlooking()

@@ -20,6 +20,8 @@ from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, acting
 from envbus.runner.bridge.vocabulary import BridgeStatistics
 from envbus.runner.data.batch import MultiAgentBatch
+from envbus.runner.monitoring.figures import PartFigures
+from envbus.runner.monitoring.registry import show
 from envbus.runner.serving.answering import Chooser, ObservingAgent, Recording
 from envbus.runner.serving.loading import Maker, load_policies
 
@@ -98,6 +100,7 @@ class PolicyServer:
             self._load(observation_space, action_space)
         else:
             bridge.use_spaces(self._load)
+        show(self, type(self).__name__)
 
     def serve(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for episodes to have something, and answer those.
@@ -143,6 +146,23 @@ class PolicyServer:
             errors={kind: count for kind, count in errors.items() if count},
             latency=self._bridge.latency.counts(),
             **self._counts,
+        )
+
+    def figures(self, name: str) -> PartFigures:
+        """Return what a window shows; called by another thread than serves."""
+        now = self.snapshot()
+        counts: dict[str, float] = {
+            "batches": now.batches,
+            "rows": now.rows,
+            "recorded": now.recorded,
+            "recorded_rows": now.recorded_rows,
+            **{f"errors.{kind}": count for kind, count in now.errors.items()},
+        }
+        return PartFigures(
+            name=name,
+            kind=type(self).__name__,
+            counts=counts,
+            levels={"largest_batch": now.largest_batch},
         )
 
     # --- private ------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from envbus.runner.engine.env_faults import ENV_ADVICE, Trouble
 from envbus.runner.engine.env_results import Infos
 from envbus.runner.engine.env_states import EnvState
 from envbus.runner.engine.seeding import spread_seeds
+from envbus.runner.monitoring.registry import unshow
 from envbus.runner.vector.lockstep_recycling import LockstepRecycling
 from envbus.runner.vector.vector_spaces import check_reset_mask
 from envbus.runner.workers.actions import ActionStore
@@ -572,6 +573,7 @@ class Lockstep:
             raise
         finally:
             self.closed = True
+            unshow(self._engine)
             self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
 
     def _comes_to_an_end(self, pending: PendingVerb, deadline: float) -> bool:

@@ -24,6 +24,7 @@ from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
 from envbus.bus.process.restart import Exit
 from envbus.bus.process.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.wire.messages import Failed, FailureCode
+from envbus.runner.monitoring.figures import MOST_FAULTS, FaultFigures, fault_figures
 from envbus.runner.workers.config import FleetConfig
 from envbus.runner.workers.connections import Connections
 from envbus.runner.workers.faults import FaultCause
@@ -180,6 +181,8 @@ class Lifecycle(Generic[M]):
         self._broken_off: BaseException | None = None
         self.restarts = 0
         self.recycled = 0
+        #: The latest, for a window.
+        self.ends: deque[FaultFigures] = deque(maxlen=MOST_FAULTS)
 
     def until_due(self, timeout: float) -> float:
         """Return how many of `timeout` seconds may be waited before something is due here."""
@@ -217,6 +220,7 @@ class Lifecycle(Generic[M]):
             self.recycling.end(actor.index)
         if is_supervised:  # before it is told: where a handler raises, the end comes again
             logger.warning("%s", reason)
+        self.ends.append(fault_figures(time.time(), actor.cause.value, actor.name, reason))
         gone = Gone(actor, reason, actor.cause, actor.incarnation)
         self._events.append(gone)
         if is_supervised:

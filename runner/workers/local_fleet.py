@@ -41,6 +41,7 @@ from envbus.bus.interrupts import interruptible, without_interrupts
 from envbus.bus.peer.worker import describe
 from envbus.bus.transport.unix_sockets import Bell
 from envbus.bus.wire.messages import Reply, Request, Tree
+from envbus.runner.monitoring.figures import FaultFigures, ProcessFigures
 from envbus.runner.workers.actions import STEP_ALL
 from envbus.runner.workers.config import FleetConfig
 from envbus.runner.workers.faults import FaultCause
@@ -287,6 +288,10 @@ class LocalFleet:
         """Return counts since the start; there is no actor in them."""
         return WorkerGroupStatistics(in_flight=len(self._asked))
 
+    def recent_ends(self) -> list[FaultFigures]:
+        """Return nothing: no process ends."""
+        return []
+
     # --- end ---------------------------------------------------------------------------------
 
     def close(self, *, timeout: float | None = None, terminate: bool = False) -> None:
@@ -409,6 +414,11 @@ class _InThisProcess(Actor):
     def __init__(self, sources: list[object], *, shared: bool) -> None:
         super().__init__(0, sources, 0, remote=False, shared=shared)
         self.name = self.peer_name = "this process"
+
+    def figures(self, *, busy: bool, env_steps: int = 0) -> ProcessFigures:
+        """Return what a window shows of it."""
+        of_any = super().figures(busy=busy, env_steps=env_steps)
+        return msgspec.structs.replace(of_any, pid=os.getpid())
 
     def describe(self) -> str:
         return f"{self.name} ({', '.join(self._holds())})"

@@ -71,7 +71,9 @@ class StepWords:
         self._told: dict[int, tuple[int, int]] = {}
         self._actors = actors
         self._links = links
-        self._asked = 0
+        #: How often all actors were asked together, and how often one by itself.
+        self.rounds = 0
+        self._asked_one = 0
         #: Whether an actor may wait for this process' core.
         self._shares_core = len(actors) >= usable_cores()
         self._spinning = SpinBudget(BROKER_SPIN_SECONDS if spins else 0.0)
@@ -81,7 +83,7 @@ class StepWords:
     @property
     def asked(self) -> int:
         """How often an actor was asked by a word."""
-        return self._asked
+        return self.rounds * len(self._actors) + self._asked_one
 
     @property
     def waited(self) -> float:
@@ -94,13 +96,13 @@ class StepWords:
 
     def ask(self) -> None:
         """Ask all for the step that was begun, by the actions in the arena."""
-        self._asked += len(self._actors)
+        self.rounds += 1
         for index in self._asker.ask():
             self._links.ring(self._actors[index].identity)
 
     def ask_one(self, actor: Actor, number: int) -> None:
         """Ask one actor for the step that was begun, by the actions in the arena."""
-        self._asked += 1
+        self._asked_one += 1
         if self._asker.ask_one(actor.index, number):
             self._links.ring(actor.identity)
 
@@ -167,6 +169,10 @@ class StepWords:
                     self._ask(actor, MapInfos(layout=Tree(layout.to_plain())))
                 has_told = True
         return has_told
+
+    def is_busy(self, index: int, number: int) -> bool:
+        """Return whether an actor has not done what it was asked under that number."""
+        return not self._asker.answered(index, number)
 
     def missing(self) -> list[int]:
         """Return, by index, who has not stepped, or has more to tell."""

@@ -18,6 +18,7 @@ from envbus.bus.errors import ConfigError
 from envbus.bus.peer.worker import Codec
 from envbus.bus.process.process_group import Child
 from envbus.bus.wire.messages import Failed, Payload, Request
+from envbus.runner.monitoring.figures import ProcessFigures
 from envbus.runner.workers.faults import FaultCause
 
 __all__ = [
@@ -74,6 +75,8 @@ class WorkerHandle:
         self.check: Callable[[Request[Any], Payload | Exception], str | None] | None = None
         #: Id of the last request that was given up, or 0 once a later one was answered.
         self.abandoned = 0
+        #: Env steps that it was asked for by name, in all its lives; see `Engine.figures`.
+        self.env_steps = 0
         #: Why it is killed, once that is decided: its cause, and words for people.
         self.kill_reason: tuple[FaultCause, str] | None = None
 
@@ -104,6 +107,17 @@ class WorkerHandle:
             process = f"pid {self.child.pid if self.child else 'none'}"
         parts = [process, f"incarnation {self.incarnation}", *self._holds()]
         return f"{self.name} ({', '.join(parts)})"
+
+    def figures(self, *, busy: bool, env_steps: int = 0) -> ProcessFigures:
+        """Return what a window shows of it."""
+        return ProcessFigures(
+            name=self.name,
+            pid=self.pid,
+            state=self.state.value,
+            incarnation=self.incarnation,
+            env_steps=env_steps,
+            busy=busy,
+        )
 
     def _holds(self) -> list[str]:
         return []
@@ -151,6 +165,11 @@ class Actor(WorkerHandle):
     def rows(self) -> slice:
         """Its rows in the blocks."""
         return slice(self.env_ids.start, self.env_ids.stop)
+
+    def figures(self, *, busy: bool, env_steps: int = 0) -> ProcessFigures:
+        """Return what a window shows of it."""
+        of_any = super().figures(busy=busy, env_steps=env_steps)
+        return msgspec.structs.replace(of_any, envs=(self.env_ids.start, self.env_ids.stop))
 
     def _holds(self) -> list[str]:
         first, last = self.env_ids.start, self.env_ids.stop - 1

@@ -30,6 +30,7 @@ from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.process.process_group import ExitStatus
 from envbus.bus.transport.unix_sockets import wait_for
 from envbus.bus.wire.messages import Failed, FailureCode, Payload, Reply, Request
+from envbus.runner.monitoring.figures import FaultFigures
 from envbus.runner.workers.config import FleetConfig
 from envbus.runner.workers.connections import Connections
 from envbus.runner.workers.faults import FaultCause
@@ -406,6 +407,10 @@ class WorkerGroup(ABC, Generic[M]):
             in_flight=len(self._requests),
             late_replies=self._connections.broker.statistics().late_replies,
         )
+
+    def recent_ends(self) -> list[FaultFigures]:
+        """Return the latest processes that have ended by themselves or were killed."""
+        return list(self._lifecycle.ends)
 
     # --- end ---------------------------------------------------------------------------------
 

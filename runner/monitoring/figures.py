@@ -1,0 +1,140 @@
+"""What is told of a run: counts, processes and faults of its parts, as plain data. Pure.
+
+Counts only grow. They are read by whoever wants to know, at most once a second, and nobody counts
+for their sake what is not counted anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+__all__ = [
+    "MOST_FAULTS",
+    "FaultFigures",
+    "PartFigures",
+    "ProcessFigures",
+    "RunFigures",
+    "fault_figures",
+    "figures_of",
+    "rates",
+]
+
+#: Faults that a part remembers, the latest.
+MOST_FAULTS: Final = 100
+#: Ends of the names of what may also fall.
+_NOW: Final = ("_now", "_ready", "_waiting", "_flight")
+#: What is no count, though its name does not say so.
+_LEVELS: Final = frozenset({"actors", "workers", "in_flight", "largest_batch", "version"})
+
+
+class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One process that a part owns."""
+
+    name: str
+    #: None: none runs, or it runs on another host.
+    pid: int | None
+    #: "starting", "building", "built", "ready", "leaving", "down" or "lost".
+    state: str
+    #: Which life of it.
+    incarnation: int = 0
+    #: Ids of its envs: the first, and the one after the last; (0, 0): it hosts none.
+    envs: tuple[int, int] = (0, 0)
+    #: Env steps that it was asked for, in all its lives.
+    env_steps: int = 0
+    #: Whether it was asked for something that it has not answered.
+    busy: bool = False
+
+
+class FaultFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """An env or a process that failed."""
+
+    #: Seconds since 1970.
+    at: float
+    #: "error", "crash", "timeout", "memory", "request" or "lost".
+    cause: str
+    #: Which process, or which one's env.
+    process: str
+    #: Which env; -1: all of the process.
+    env: int
+    #: In one line.
+    message: str
+
+
+def fault_figures(at: float, cause: str, process: str, message: str, env: int = -1) -> FaultFigures:
+    """Return what is told of a fault; of the message, the first line."""
+    first = message.partition("\n")[0]
+    return FaultFigures(at=at, cause=cause, process=process, env=env, message=first)
+
+
+class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool, a vector env, a runner, a group, policy workers, a bridge or a server."""
+
+    #: Its class, and which of that class in its process: "ActorPool-1".
+    name: str
+    #: Its class.
+    kind: str
+    #: What only grows, by name.
+    counts: dict[str, float] = {}
+    #: What may also fall, by name.
+    levels: dict[str, float] = {}
+    #: Durations in the buckets of a `LatencyHistogram`, by name.
+    latencies: dict[str, dict[int, int]] = {}
+    processes: list[ProcessFigures] = []
+    #: The latest, oldest first.
+    faults: list[FaultFigures] = []
+    #: Whether processes that end are started again.
+    restarts: bool = False
+
+
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """All parts of one process."""
+
+    pid: int
+    #: Seconds since 1970: of these figures, and of the process' first part.
+    at: float
+    began: float
+    #: Its command line, in short.
+    command: str
+    #: Of envbus.
+    version: str
+    parts: list[PartFigures] = []
+
+
+def figures_of(statistics: msgspec.Struct) -> tuple[dict[str, float], dict[str, float]]:
+    """Return what a struct of statistics says as counts and as levels.
+
+    Mappings of numbers become one number per key: `faults` with `{"crash": 3}` is `faults.crash`.
+    """
+    counts: dict[str, float] = {}
+    levels: dict[str, float] = {}
+    for name, value in msgspec.structs.asdict(statistics).items():
+        numbers = (
+            {f"{name}.{key}": number for key, number in value.items()}
+            if isinstance(value, Mapping)
+            else {name: value}
+        )
+        is_level = name.endswith(_NOW) or name in _LEVELS
+        for key, number in numbers.items():
+            if isinstance(number, int | float):
+                (levels if is_level else counts)[key] = number
+    return counts, levels
+
+
+def rates(before: RunFigures, now: RunFigures) -> dict[tuple[str, str], float]:
+    """Return by part and count how much it has grown per second between two looks.
+
+    A part that is new, or a count that has begun anew, has none.
+    """
+    seconds = now.at - before.at
+    if seconds <= 0.0 or now.began != before.began:
+        return {}
+    known = {part.name: part.counts for part in before.parts}
+    return {
+        (part.name, name): (count - was) / seconds
+        for part in now.parts
+        for name, count in part.counts.items()
+        if (was := known.get(part.name, {}).get(name)) is not None and count >= was
+    }

@@ -1,0 +1,141 @@
+"""Tells processes of this user what works here: a thread that waits for them at a Unix socket.
+
+The socket has an abstract name, so that no file of it can be left, and ends with the process.
+Whoever connects sends one question and gets one answer, both JSON in one line. Nobody who does not
+ask costs anything: the thread sleeps. Leaves out what is told (`registry.py`) and who asks
+(`runs.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from envbus.bus.transport.unix_sockets import owner_of
+from envbus.runner.monitoring.figures import RunFigures
+
+__all__ = ["LONGEST_QUESTION", "PREFIX", "Listener", "Question"]
+
+logger = logging.getLogger("envbus.runner.monitoring")
+
+#: Begin of the names of the sockets; the user's id and the process' follow.
+PREFIX: Final = "envbus-run-"
+#: Bytes of a question.
+LONGEST_QUESTION: Final = 4096
+#: Seconds for a question to come, and for an answer to be taken.
+_QUESTION_TIMEOUT: Final = 1.0
+_ANSWER_TIMEOUT: Final = 2.0
+#: Seconds of rest after a connection could not be taken.
+_PAUSE: Final = 0.5
+_BACKLOG: Final = 8
+#: What `accept` says once it was closed.
+_CLOSED: Final = (errno.EINVAL, errno.EBADF)
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be asked."""
+
+    #: "figures".
+    what: str
+
+
+class Listener:
+    """The thread and its socket. Made by `open`.
+
+    Args:
+        listening: Bound, and listened at.
+        figures: Called in the thread.
+    """
+
+    def __init__(self, listening: socket.socket, figures: Callable[[], RunFigures]) -> None:
+        self._socket = listening
+        self._figures = figures
+        self._thread = threading.Thread(target=self._run, name="envbus monitoring", daemon=True)
+
+    @classmethod
+    def open(cls, figures: Callable[[], RunFigures]) -> Listener | None:
+        """Begin to listen; None: it cannot be done here, and nobody can look."""
+        if not sys.platform.startswith("linux"):  # others have no abstract names
+            return None
+        name = f"\0{PREFIX}{os.geteuid()}-{os.getpid()}-{secrets.token_hex(4)}"
+        listening = None
+        try:
+            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listening.bind(name)
+            listening.listen(_BACKLOG)
+            listener = cls(listening, figures)
+            listener._start()
+        except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
+            if listening is not None:
+                listening.close()
+            logger.info("`envbus top` will not show this process: %s", exc)
+            return None
+        return listener
+
+    def close(self) -> None:
+        """Listen no more; who is being answered gets the answer."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+
+    def disown(self) -> None:
+        """In a forked copy, which has no such thread: let go of the socket."""
+        self._socket.close()
+
+    def _start(self) -> None:
+        # Signals are for the program's own threads.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _run(self) -> None:
+        with self._socket:
+            while True:
+                try:
+                    connection, _ = self._socket.accept()
+                except OSError as exc:
+                    if exc.errno in _CLOSED:
+                        return
+                    time.sleep(_PAUSE)  # e.g. no descriptor is left
+                    continue
+                try:
+                    with connection:
+                        self._answer(connection)
+                except (OSError, msgspec.MsgspecError) as exc:  # it has left, or asks nonsense
+                    logger.debug("a look at this process came to nothing: %s", exc)
+                except Exception:
+                    logger.exception("the figures of this process cannot be told")
+
+    def _answer(self, connection: socket.socket) -> None:
+        if owner_of(connection)[1] not in (os.geteuid(), 0):
+            return
+        question = msgspec.json.decode(_read_line(connection), type=Question)
+        if question.what == "figures":
+            connection.settimeout(_ANSWER_TIMEOUT)
+            connection.sendall(msgspec.json.encode(self._figures()) + b"\n")
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """Return a line of at most `LONGEST_QUESTION` bytes; what came of it, where more does not."""
+    deadline = time.monotonic() + _QUESTION_TIMEOUT
+    data = b""
+    while b"\n" not in data and len(data) < LONGEST_QUESTION:
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        more = connection.recv(LONGEST_QUESTION)
+        if not more:
+            break
+        data += more
+    return data

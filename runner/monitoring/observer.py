@@ -1,0 +1,152 @@
+"""Looks at runs again and again, and says what has changed between two looks.
+
+Leaves out how often, and how it looks to people (`envbus.runner.cli`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
+
+from envbus.runner.monitoring.figures import ProcessFigures, RunFigures, rates
+from envbus.runner.monitoring.runs import RunAddress, Usage, UsageReader, ask, find_runs
+
+__all__ = ["Observed", "Observer"]
+
+#: Parents that are followed from a process to the run that has started it.
+_MOST_PARENTS: Final = 16
+
+
+@dataclass
+class Observed:
+    """One run at one look.
+
+    Attributes:
+        figures: What it told last.
+        owner: Process id of the run that has started it, as a group does its runners; its own, if
+            nobody has.
+        answers: Whether it has answered this time.
+        rates: By part and count, per second.
+        process_rates: By part and process, env steps per second.
+        stalled: By part and process, seconds for which it has been busy without a step.
+        usage: By process id.
+    """
+
+    figures: RunFigures
+    owner: int
+    answers: bool = True
+    rates: dict[tuple[str, str], float] = field(default_factory=dict)
+    process_rates: dict[tuple[str, str], float] = field(default_factory=dict)
+    stalled: dict[tuple[str, str], float] = field(default_factory=dict)
+    usage: dict[int, Usage] = field(default_factory=dict)
+
+
+class Observer:
+    """Remembers the look before.
+
+    Args:
+        root: Only this run, and those that it has started; None: all of this user.
+        find: Returns the runs of this host.
+        ask: Returns what one of them tells.
+    """
+
+    def __init__(
+        self,
+        root: int | None = None,
+        *,
+        find: Callable[[], list[RunAddress]] = find_runs,
+        ask: Callable[[RunAddress], RunFigures | None] = ask,
+    ) -> None:
+        self._root = root
+        self._find = find
+        self._ask = ask
+        self._usage = UsageReader()
+        self._before: dict[RunAddress, Observed] = {}
+        #: Since when a process has been busy, with how many steps.
+        self._busy_since: dict[tuple[int, str, str], tuple[float, int]] = {}
+
+    def look(self) -> list[Observed]:
+        """Return the runs, those that were started by another one after that.
+
+        Raises:
+            EnvbusError: Nobody can look on this system.
+        """
+        addresses = self._find()
+        pids = {address.pid for address in addresses}
+        seen: dict[RunAddress, Observed] = {}
+        for address in addresses:
+            owner = _owner_of(address.pid, pids)
+            if self._root not in (None, address.pid, owner):
+                continue
+            before = self._before.get(address)
+            figures = self._ask(address)
+            if figures is not None:
+                seen[address] = self._compare(before, figures, owner)
+            elif before is not None:  # stopped, or at work without a pause
+                before.answers = False
+                seen[address] = before
+        self._before = seen
+        wanted = {
+            process.pid
+            for observed in seen.values()
+            for part in observed.figures.parts
+            for process in part.processes
+            if process.pid is not None
+        }
+        usage = self._usage.read(wanted | {observed.figures.pid for observed in seen.values()})
+        for observed in seen.values():
+            observed.usage = usage
+        return sorted(
+            seen.values(),
+            key=lambda one: (one.owner, one.owner != one.figures.pid, one.figures.pid),
+        )
+
+    def _compare(self, before: Observed | None, now: RunFigures, owner: int) -> Observed:
+        observed = Observed(now, owner)
+        if before is not None:
+            observed.rates = rates(before.figures, now)
+        known = {}
+        if before is not None and before.figures.began == now.began:
+            known = {
+                (part.name, process.name): process.env_steps
+                for part in before.figures.parts
+                for process in part.processes
+            }
+        seconds = 0.0 if before is None else now.at - before.figures.at
+        for part in now.parts:
+            for process in part.processes:
+                key = part.name, process.name
+                was = known.get(key)
+                if was is not None and seconds > 0.0 and process.env_steps >= was:
+                    observed.process_rates[key] = (process.env_steps - was) / seconds
+                stalled = self._stalled(now, part.name, process)
+                if stalled > 0.0:
+                    observed.stalled[key] = stalled
+        return observed
+
+    def _stalled(self, run: RunFigures, part: str, process: ProcessFigures) -> float:
+        key = run.pid, part, process.name
+        if not process.busy:
+            self._busy_since.pop(key, None)
+            return 0.0
+        since, steps = self._busy_since.get(key, (run.at, process.env_steps))
+        if steps != process.env_steps:
+            since = run.at
+        self._busy_since[key] = since, process.env_steps
+        return run.at - since
+
+
+def _owner_of(pid: int, runs: set[int]) -> int:
+    """Return the first of `runs` that a process has descended from; its own id, if none is."""
+    owner = parent = pid
+    for _ in range(_MOST_PARENTS):
+        try:
+            parent = psutil.Process(parent).ppid()
+        except psutil.Error:
+            break
+        if parent in runs:
+            owner = parent
+    return owner

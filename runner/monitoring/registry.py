@@ -1,0 +1,146 @@
+"""The parts of this process that are shown to whoever asks, from their begin to their end.
+
+Leaves out who asks, and how (`listener.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from typing import Final, Protocol
+
+from envbus.bus.forking import disown_in_forks
+from envbus.runner.monitoring.figures import PartFigures, RunFigures
+from envbus.runner.monitoring.listener import Listener
+
+__all__ = ["Part", "run_figures", "show", "unshow"]
+
+logger = logging.getLogger("envbus.runner.monitoring")
+
+#: Switches it off: "0".
+VARIABLE: Final = "ENVBUS_MONITORING"
+#: How often a part is read again that has changed meanwhile.
+_TRIES: Final = 5
+#: Characters of a command line.
+_LONGEST_COMMAND: Final = 200
+
+
+class Part(Protocol):
+    """What can be shown."""
+
+    def figures(self, name: str) -> PartFigures:
+        """Return its figures under this name.
+
+        Called by another thread than uses it, at any time: it reads, and waits for nothing.
+        """
+
+
+class _ShownParts:
+    """The parts of one process, and the listener, which is there as long as there are any."""
+
+    def __init__(self) -> None:
+        #: A signal's handler may close a part.
+        self._lock = threading.RLock()
+        #: By number: `weakref`s, since whoever drops a part without closing it tells nobody.
+        self._parts: dict[int, tuple[str, weakref.ref[Part]]] = {}
+        self._numbers: Counter[str] = Counter()
+        self._count = itertools.count()
+        self._listener: Listener | None = None
+        self._began = time.time()
+        disown_in_forks(self)
+
+    def add(self, part: Part, kind: str) -> None:
+        if os.environ.get(VARIABLE) == "0":
+            return
+        with self._lock:
+            self._numbers[kind] += 1
+            self._parts[next(self._count)] = f"{kind}-{self._numbers[kind]}", weakref.ref(part)
+            if self._listener is None:
+                self._listener = Listener.open(self.figures)
+
+    def remove(self, part: Part) -> None:
+        with self._lock:
+            for number, (_, reference) in list(self._parts.items()):
+                held = reference()
+                if held is part or held is None:
+                    del self._parts[number]
+            if not self._parts and self._listener is not None:
+                self._listener.close()
+                self._listener = None
+
+    def figures(self) -> RunFigures:
+        parts = []
+        for name, reference in list(self._parts.values()):
+            part = reference()
+            if part is not None and (figures := _read(part, name)) is not None:
+                parts.append(figures)
+        return RunFigures(
+            pid=os.getpid(),
+            at=time.time(),
+            began=self._began,
+            command=_command(),
+            version=_version(),
+            parts=parts,
+        )
+
+    def disown(self) -> None:
+        """In a forked copy: the parts are another process'."""
+        self._lock = threading.RLock()
+        self._parts = {}
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.disown()
+        disown_in_forks(self)
+
+
+def _read(part: Part, name: str) -> PartFigures | None:
+    """Return a part's figures; None: it changes all the time, or is at its end."""
+    for _ in range(_TRIES):
+        try:
+            return part.figures(name)
+        except RuntimeError:  # a dict has changed while it was read
+            continue
+        except Exception as exc:  # half made, or half closed: all others are shown
+            logger.debug("%s cannot be shown: %s", name, exc, exc_info=True)
+            return None
+    return None
+
+
+def _command() -> str:
+    words = [os.path.basename(word) if i == 0 else word for i, word in enumerate(sys.argv)]
+    return " ".join(words)[:_LONGEST_COMMAND] or "python"
+
+
+def _version() -> str:
+    import envbus
+
+    return envbus.__version__
+
+
+_registry: Final = _ShownParts()
+
+
+def show(part: Part, kind: str) -> None:
+    """Show a part to whoever asks, until `unshow`, or until it is gone.
+
+    Args:
+        part: It.
+        kind: What it is, the begin of its name.
+    """
+    _registry.add(part, kind)
+
+
+def unshow(part: Part) -> None:
+    """Show it no more. Idempotent."""
+    _registry.remove(part)
+
+
+def run_figures() -> RunFigures:
+    """Return the figures of all parts of this process."""
+    return _registry.figures()

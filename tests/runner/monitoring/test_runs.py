@@ -1,0 +1,232 @@
+"""Runs of this host: found, asked, and what their processes take."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+
+import envbus
+from envbus.bus.errors import EnvbusError
+from envbus.runner.engine.engine import Statistics
+from envbus.runner.monitoring.figures import PartFigures, RunFigures
+from envbus.runner.monitoring.listener import LONGEST_QUESTION
+from envbus.runner.monitoring.runs import (
+    RunAddress,
+    UsageReader,
+    ask,
+    find_runs,
+    kill_process,
+)
+from tests.waiting import wait_until
+
+NOTHING = np.zeros(4, int)
+
+
+class Heavy(gymnasium.Env[int, int]):
+    """Waits in its step until it is killed."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> object:
+        return 0, {}
+
+    def step(self, action: int) -> object:
+        if action:
+            threading.Event().wait()
+        return 0, 0.0, False, False, {}
+
+
+def here() -> RunAddress | None:
+    """Return where this process can be asked."""
+    return next((run for run in find_runs() if run.pid == os.getpid()), None)
+
+
+def look() -> RunFigures:
+    """Return the figures of this process."""
+    address = here()
+    assert address is not None
+    figures = ask(address)
+    assert figures is not None
+    return figures
+
+
+def part(kind: str) -> PartFigures:
+    """Return the figures of the only part of its kind."""
+    (found,) = (part for part in look().parts if part.kind == kind)
+    return found
+
+
+@pytest.fixture
+def envs() -> Iterator[envbus.BusVectorEnv]:
+    """A vector env of two actors, which are started again."""
+    with envbus.make_vec(Heavy, 4, num_actors=2, restart=True) as envs:
+        envs.reset()
+        yield envs
+
+
+def test_a_vector_env_tells_its_steps_and_processes(envs: envbus.BusVectorEnv) -> None:
+    for _ in range(10):
+        envs.step(NOTHING)
+    told = part("BusVectorEnv")
+    assert told.counts["env_steps"] == 40
+    assert told.levels["actors_ready"] == 2
+    assert told.restarts
+    assert [(process.name, process.pid, process.envs) for process in told.processes] == [
+        ("actor-0", envs.actor_pids()[0], (0, 2)),
+        ("actor-1", envs.actor_pids()[1], (2, 4)),
+    ]
+    assert [process.env_steps for process in told.processes] == [20, 20]
+    assert not any(process.busy for process in told.processes)
+    statistics = envs.statistics()
+    assert isinstance(statistics, Statistics)
+    assert told.counts["steps_by_word"] == statistics.steps_by_word > 0
+
+
+def test_who_has_not_answered_is_busy(envs: envbus.BusVectorEnv) -> None:
+    for _ in range(3):
+        envs.step(NOTHING)
+    envs.step_async(np.array([0, 0, 1, 0]))
+    wait_until(
+        lambda: [p.busy for p in part("BusVectorEnv").processes] == [False, True], "it is shown"
+    )
+    os.kill(envs.actor_pids()[1], signal.SIGKILL)
+    envs.step_wait()
+    assert [fault.process for fault in part("BusVectorEnv").faults] == ["actor-1"]
+
+
+def test_a_pool_tells_its_steps_also_those_of_this_process() -> None:
+    for num_actors in (0, 2):
+        with envbus.ActorPool([Heavy] * 4, num_actors=num_actors) as pool:
+            pool.reset()
+            pool.recv(4)
+            for _ in range(5):
+                pool.send(NOTHING)
+                pool.recv(4)
+            told = part("ActorPool")
+            assert told.counts["env_steps"] == 20
+            assert told.levels["envs"] == 4
+            assert not any(process.busy for process in told.processes)
+
+
+def test_nothing_listens_when_the_last_part_is_closed() -> None:
+    with envbus.make_vec(Heavy, 1, num_actors=0), envbus.make_vec(Heavy, 1, num_actors=0):
+        assert len(look().parts) == 2
+    wait_until(lambda: here() is None, "it is shown")
+    names = [thread.name for thread in threading.enumerate()]
+    assert "envbus monitoring" not in names
+
+
+def test_a_part_that_was_dropped_is_not_shown() -> None:
+    dropped = envbus.make_vec(Heavy, 1, num_actors=0)
+    with envbus.make_vec(Heavy, 1, num_actors=0):
+        del dropped
+        wait_until(lambda: len(look().parts) == 1, "it is shown")
+
+
+def test_nothing_listens_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVBUS_MONITORING", "0")
+    with envbus.make_vec(Heavy, 1, num_actors=0):
+        assert here() is None
+
+
+def test_a_forked_copy_is_not_asked_for_its_owner(envs: envbus.BusVectorEnv) -> None:
+    copy = os.fork()
+    if copy == 0:
+        signal.pause()
+    try:
+        assert look().pid == os.getpid()
+        envs.close()
+        wait_until(lambda: here() is None, "it is shown")
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        b"",
+        b"\n",
+        b"what\n",
+        b'{"what": 3}\n',
+        b'{"what": "everything"}\n',
+        b"x" * 2 * LONGEST_QUESTION,
+        b"\xff\x00\n",
+    ],
+)
+def test_nonsense_gets_no_answer_and_the_next_one_does(
+    envs: envbus.BusVectorEnv, question: bytes
+) -> None:
+    address = here()
+    assert address is not None
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10.0)
+        sock.connect(f"\0{address.name}")
+        sock.sendall(question)
+        sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):  # it has not read all
+            assert sock.recv(100) == b""
+    assert look().parts
+
+
+def test_whoever_says_nothing_does_not_keep_others_waiting_for_long(
+    envs: envbus.BusVectorEnv,
+) -> None:
+    address = here()
+    assert address is not None
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(f"\0{address.name}")
+        assert ask(address, timeout=30.0) is not None
+
+
+def test_a_run_that_is_gone_has_no_figures() -> None:
+    assert ask(RunAddress(1, "envbus-run-0-1-00000000")) is None
+
+
+def test_cpu_time_and_memory_are_read_by_process() -> None:
+    program = "import sys\nprint('up', flush=True)\nwhile True: pass"
+    busy = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        reader = UsageReader()
+        reader.read([busy.pid, os.getpid()])
+        wait_until(lambda: reader.read([busy.pid, os.getpid()])[busy.pid].cpu > 0.0, "it is shown")
+        assert reader.read([busy.pid])[busy.pid].memory > 2**20
+    finally:
+        busy.kill()
+        busy.communicate()
+    assert reader.read([busy.pid]) == {}
+
+
+def test_an_actor_is_killed_by_its_name_and_comes_back(envs: envbus.BusVectorEnv) -> None:
+    first = envs.actor_pids()[0]
+    assert kill_process(look(), "actor-0") == first
+    for _ in range(2):
+        envs.step(NOTHING)
+    assert part("BusVectorEnv").counts["restarts"] == 1
+
+
+def test_nobody_is_killed_whom_nobody_starts_again(envs: envbus.BusVectorEnv) -> None:
+    with pytest.raises(EnvbusError, match=r"no process 'actor-9'; there are: actor-0, actor-1"):
+        kill_process(look(), "actor-9")
+    envs.close()
+    with envbus.make_vec(Heavy, 2, num_actors=1) as others:
+        with pytest.raises(EnvbusError, match="restart=True"):
+            kill_process(look(), "actor-0")
+        assert len(others.actor_pids()) == 1
+    with (
+        envbus.make_vec(Heavy, 2, num_actors=0),
+        pytest.raises(EnvbusError, match="no process of its own"),
+    ):
+        kill_process(look(), "this process")
