@@ -6,7 +6,8 @@ Pure: whoever measures hands in the durations.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 
 __all__ = ["LatencyHistogram"]
 
@@ -46,6 +47,24 @@ class LatencyHistogram:
         for bucket, count in counts.items():
             self._counts[bucket] += count
             self._total += count
+
+    def cumulative(self, bounds: Sequence[float]) -> tuple[list[tuple[str, float]], float]:
+        """Return, for a histogram of Prometheus, how many do not exceed each bound, and their sum.
+
+        Args:
+            bounds: In seconds, ascending; "+Inf" is added.
+        """
+        found: list[tuple[str, float]] = []
+        seen, total = 0, 0.0
+        left = deque(bounds)
+        for bucket, count in enumerate(self._counts):
+            middle = _LOWEST * _GROWTH ** (bucket + 0.5)
+            while left and middle > left[0]:
+                found.append((str(left.popleft()), float(seen)))
+            seen += count
+            total += count * middle
+        found += [(str(bound), float(seen)) for bound in left]
+        return [*found, ("+Inf", float(seen))], total
 
     def quantile(self, fraction: float) -> float | None:
         """Return the duration in seconds that `fraction` of all do not exceed; None without any.

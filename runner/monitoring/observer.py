@@ -99,10 +99,7 @@ class Observer:
         usage = self._usage.read(wanted | {observed.figures.pid for observed in seen.values()})
         for observed in seen.values():
             observed.usage = usage
-        return sorted(
-            seen.values(),
-            key=lambda one: (one.owner, one.owner != one.figures.pid, one.figures.pid),
-        )
+        return sorted(seen.values(), key=_place)
 
     def _compare(self, before: Observed | None, now: RunFigures, owner: int) -> Observed:
         observed = Observed(now, owner)
@@ -137,6 +134,11 @@ class Observer:
             since = run.at
         self._busy_since[key] = since, process.env_steps
         return run.at - since
+
+
+def _place(run: Observed) -> tuple[int, bool, int]:
+    pid = run.figures.pid
+    return run.owner, run.owner != pid, pid
 
 
 def _owner_of(pid: int, runs: set[int]) -> int:
