@@ -239,6 +239,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say it where it does not disturb: a client has left, or took too long."""
+        del request, client_address
         logger.debug("a request for metrics failed", exc_info=True)
 
 

@@ -1,0 +1,153 @@
+"""Figures as Prometheus reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import envbus
+from envbus.bus.errors import ConfigError
+from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.monitoring.exporter import MetricsServer, metrics_of
+from envbus.runner.monitoring.figures import PartFigures, ProcessFigures, RunFigures
+from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.runs import Usage
+from tests.waiting import wait_until
+
+
+def samples(part: PartFigures, **observed: Any) -> dict[tuple[str, str], float]:
+    """Return the values of a run with this part, by name and what else its labels say."""
+    run = RunFigures(pid=7, at=0.0, began=0.0, command="", version="", parts=[part])
+    found = {}
+    for metric in metrics_of([Observed(run, 7, **observed)]):
+        for sample in metric.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("pid") == "7"
+            assert labels.pop("part") == part.name
+            found[sample.name, " ".join(value for value in labels.values() if value)] = sample.value
+    return found
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[envbus.BusVectorEnv, str]]:
+    """Two actors, and where their figures are."""
+    with (
+        envbus.make_vec("CartPole-v1", 4, num_actors=2, restart=True) as envs,
+        MetricsServer("127.0.0.1:0") as server,
+    ):
+        envs.reset(seed=0)
+        yield envs, f"http://{server.address}"
+
+
+def get(url: str) -> tuple[int, str]:
+    """Return status and text of a page."""
+    host, _, path = url.removeprefix("http://").partition("/")
+    with contextlib.closing(http.client.HTTPConnection(host, timeout=30.0)) as connection:
+        connection.request("GET", f"/{path}")
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_counts_and_levels_have_names_with_units() -> None:
+    part = PartFigures(
+        name="EnvRunner-1",
+        kind="EnvRunner",
+        counts={"env_steps": 40.0, "faults.crash": 2.0, "steps/default_policy": 3.0},
+        levels={"mean_env_wait_ms": 250.0, "version.a": 4.0},
+    )
+    found = samples(part)
+    assert found["envbus_env_steps_total", ""] == 40.0
+    assert found["envbus_faults_total", "crash"] == 2.0
+    assert found["envbus_steps_total", "default_policy"] == 3.0
+    assert found["envbus_mean_env_wait_seconds", ""] == 0.25
+    assert found["envbus_version", "a"] == 4.0
+
+
+def test_durations_are_a_histogram() -> None:
+    latency = LatencyHistogram()
+    for seconds in (0.0015, 0.0015, 0.3, 500.0):
+        latency.add(seconds)
+    part = PartFigures(name="b", kind="b", latencies={"get_action": latency.counts()})
+    found = samples(part)
+    assert found["envbus_latency_seconds_count", "get_action"] == 4
+    assert found["envbus_latency_seconds_bucket", "get_action 0.001"] == 0
+    assert found["envbus_latency_seconds_bucket", "get_action 0.002"] == 2
+    assert found["envbus_latency_seconds_bucket", "get_action 0.5"] == 3
+    assert found["envbus_latency_seconds_bucket", "get_action 50.0"] == 3
+    assert found["envbus_latency_seconds_bucket", "get_action +Inf"] == 4
+    assert found["envbus_latency_seconds_sum", "get_action"] == pytest.approx(500.303, rel=0.01)
+
+
+def test_a_process_has_one_state_and_what_it_takes() -> None:
+    process = ProcessFigures(name="actor-0", pid=9, state="down", incarnation=3, env_steps=5)
+    part = PartFigures(name="p", kind="p", processes=[process])
+    found = samples(part, usage={9: Usage(0.5, 1024)}, stalled={("p", "actor-0"): 2.0})
+    states = {labels: value for (name, labels), value in found.items() if name.endswith("_state")}
+    assert [labels for labels, value in states.items() if value] == ["actor-0 down"]
+    assert found["envbus_process_env_steps_total", "actor-0"] == 5
+    assert found["envbus_process_incarnation", "actor-0"] == 3
+    assert found["envbus_process_cpu_cores", "actor-0"] == 0.5
+    assert found["envbus_process_memory_bytes", "actor-0"] == 1024
+    assert found["envbus_process_stalled_seconds", "actor-0"] == 2.0
+
+
+def test_prometheus_reads_what_is_served(served: tuple[envbus.BusVectorEnv, str]) -> None:
+    envs, url = served
+    for _ in range(10):
+        envs.step(np.zeros(4, int))
+    status, text = get(f"{url}/metrics")
+    assert status == 200
+    values = {
+        (sample.name, sample.labels.get("part")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert [value for (name, _), value in values.items() if name == "envbus_env_steps_total"] == [
+        40.0
+    ]
+
+
+def test_it_is_ready_when_all_processes_are(served: tuple[envbus.BusVectorEnv, str]) -> None:
+    envs, url = served
+    assert get(f"{url}/healthz") == (200, "ok\n")
+    assert get(f"{url}/readyz") == (200, "ready\n")
+    os.kill(envs.actor_pids()[0], signal.SIGKILL)
+    while envs.statistics().restarts == 0:
+        envs.step(np.zeros(4, int))
+        if envs.statistics().actors_ready < 2:
+            status, text = get(f"{url}/readyz")
+            assert (status, "actor-0 is " in text) in ((503, True), (200, False))
+    wait_until(lambda: envs.step(np.zeros(4, int)) and get(f"{url}/readyz")[0] == 200, "it is back")
+    assert get(f"{url}/")[0] == 404
+
+
+def test_a_port_that_is_taken_and_an_address_that_is_none_are_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="name another port"):
+            MetricsServer(f"127.0.0.1:{port}")
+    for address in ("9090", ":9090", "127.0.0.1:port", "127.0.0.1:99999"):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            MetricsServer(address)
+
+
+def test_clients_that_say_nothing_keep_no_other_out(
+    served: tuple[envbus.BusVectorEnv, str],
+) -> None:
+    _, url = served
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(6)]
+    try:
+        assert get(f"{url}/healthz")[0] == 200
+    finally:
+        for sock in silent:
+            sock.close()
