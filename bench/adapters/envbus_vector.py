@@ -2,11 +2,12 @@
 
 Options: `shared_memory`; `local_links`; `num_actors`: a number, `"auto"` (one per core) or
 `"num_envs"` (one per env, for envs that wait rather than compute); `wait`; `restart`: failed envs
-are made anew.
+are made anew; `watched`: somebody looks at it each second.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from envbus.bench.adapters.base import Opening, Recovered, Stepper
 from envbus.bench.adapters.gymnasium_vector import VectorStepper
+from envbus.bench.adapters.looking import look_at
 from envbus.bench.adapters.workloads import autoreset_mode, env_fns
 from envbus.runner import BusVectorEnv, RestartPolicy
 
@@ -31,6 +33,7 @@ def actors_of(opening: Opening) -> int | Literal["auto"]:
     return opening.num_envs if chosen == "num_envs" else chosen
 
 
+_SPAWN = multiprocessing.get_context("spawn")
 #: Seconds of stepping before a kill.
 QUIET_SECONDS = 0.3
 #: Each of many kills is the only one for long, as in a user's run.
@@ -41,6 +44,20 @@ _STEPS_TO_COME_BACK = 3
 
 class BusVectorStepper(VectorStepper):
     """A `BusVectorEnv`; a killed actor comes back by itself."""
+
+    def __init__(self, envs: BusVectorEnv, *, watched: bool) -> None:
+        super().__init__(envs)
+        self._looking = _SPAWN.Process(target=look_at, args=(os.getpid(),), daemon=True)
+        self._is_watched = watched
+        if watched:
+            self._looking.start()
+
+    def close(self) -> None:
+        """Close the vector env."""
+        if self._is_watched:
+            self._looking.terminate()
+            self._looking.join()
+        super().close()
 
     def kill_one(self, ring: Sequence[npt.NDArray[Any]]) -> Recovered:
         self.run(ring, QUIET_SECONDS)
@@ -65,4 +82,4 @@ def open_stepper(opening: Opening) -> Stepper:
         restart=POLICY if opening.options.get("restart", False) else False,
     )
     envs.reset(seed=0)
-    return BusVectorStepper(envs)
+    return BusVectorStepper(envs, watched=bool(opening.options.get("watched", False)))

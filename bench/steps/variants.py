@@ -145,6 +145,13 @@ _VARIANTS = (
         workloads=("null", "cartpole", "pixels"),
         steps_only=True,
     ),
+    _ours(
+        "envbus_watched",
+        "BusVectorEnv, looked at each second",
+        options={"watched": True},
+        workloads=("null", "cartpole", "pixels"),
+        steps_only=True,
+    ),
     _gymnasium("gym_async_shm", "AsyncVectorEnv", Role.PEER, kind="async", shared_memory=True),
     _gymnasium(
         "gym_async_pipe",
