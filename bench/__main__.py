@@ -37,13 +37,26 @@ from envbus.bench.steps.scaling import FULL_ACTORS, QUICK_ACTORS, measure_actors
 from envbus.bench.steps.startup import FULL_STARTS, QUICK_STARTS, measure_startup
 from envbus.bench.steps.variants import OURS, VARIANTS, Variant, variants_named
 from envbus.bench.steps.vector import measure_cases
+from envbus.bench.training.cases import CASES as TRAINING_CASES
+from envbus.bench.training.measure import QUICK_SEEDS, SEEDS, measure_training
 from envbus.bus.interrupts import exit_on_termination
 from envbus.runner.extras import how_to_install
 
 __all__ = ["app", "main"]
 
 RESULTS = HOME / "results"
-KINDS = ("vector", "sample", "startup", "actors", "recovery", "bus", "policy", "bridge", "profile")
+KINDS = (
+    "vector",
+    "sample",
+    "startup",
+    "actors",
+    "recovery",
+    "bus",
+    "policy",
+    "bridge",
+    "profile",
+    "training",
+)
 
 app = typer.Typer(
     name="bench",
@@ -204,6 +217,29 @@ def profile(quick: Quick = False, out: Out = RESULTS) -> None:
     _save(measure_profile(_schedule(quick), say=_say), out)
 
 
+@app.command()
+def training(
+    cases: Annotated[
+        list[str] | None,
+        typer.Option("--case", help=f"Of {', '.join(TRAINING_CASES)}; repeat the option."),
+    ] = None,
+    quick: Quick = False,
+    here: Here = False,
+    yes: Yes = False,
+    out: Out = RESULTS,
+) -> None:
+    """How long training takes with a library's own vector envs, and with envbus."""
+    _each(cases or [], TRAINING_CASES.__getitem__, "case", TRAINING_CASES)
+    chosen = [TRAINING_CASES[name] for name in cases or TRAINING_CASES]
+    libraries = dict.fromkeys(case.environment for case in chosen)
+    environments = _with(libraries, here=here, yes=yes).on_one_thread()
+    seeds = QUICK_SEEDS if quick else SEEDS
+    path = out / "training.json"
+    keep = functools.partial(save, path=path)
+    measure_training(chosen, seeds, _schedule(quick), environments, _say, keep)
+    _said(path)
+
+
 @app.command(name="all")
 def everything(
     quick: Quick = False,
@@ -221,6 +257,7 @@ def everything(
     policy(quick=quick, out=out)
     bridge(quick=quick, here=here, yes=yes, out=out)
     profile(quick=quick, out=out)
+    training(quick=quick, here=here, yes=yes, out=out)
     report(out)
 
 

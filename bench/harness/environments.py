@@ -44,7 +44,7 @@ def home_of(package: Path) -> Path:
 HOME = home_of(PACKAGE)
 DEFAULT_FOLDER = HOME / ".envs"
 #: What all libraries' environments take.
-SIZE = "8.7 GB"
+SIZE = "12 GB"
 #: Seconds for one pip call; torch alone can take minutes on a slow line.
 PIP_TIMEOUT = 1800.0
 
@@ -136,6 +136,19 @@ LIBRARIES = {
             "envbus",
             steps=((TORCH,), ("--editable", str(_project_root())), ENVS),
             probe="import envbus.runner",
+        ),
+        *(
+            Library(
+                f"training_{name}",  # a trainer with envbus beside it
+                steps=((TORCH,), ("--editable", str(_project_root()), *packages)),
+                probe=f"import {module}, envbus.runner",
+            )
+            for name, module, packages in (
+                ("sb3", "stable_baselines3", ("stable-baselines3==2.9.2", *ENVS)),
+                ("rllib", "ray.rllib", ("ray[rllib]==2.60.0", "numpy==2.4.6")),
+                ("tianshou", "tianshou", ("tianshou==2.0.1", *ENVS)),
+                ("torchrl", "torchrl", ("torchrl==0.14.1", *ENVS)),
+            )
         ),
     )
 }

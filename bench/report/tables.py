@@ -81,6 +81,8 @@ def render_summary(records: Mapping[str, Record]) -> str:
     if "profile" in records:
         parts += [conditions(records["profile"])]
         parts += [_profile_table(records["profile"], way) for way in ("words", "messages")]
+    if "training" in records:
+        parts += [conditions(records["training"]), _training_table(records["training"])]
     return "\n".join(part for part in parts if part)
 
 
@@ -111,6 +113,36 @@ def render_details(records: Mapping[str, Record]) -> str:
     }
     parts.append("## Versions\n\n" + _table(["environment", "versions"], _versions(versions)))
     return "\n".join(parts)
+
+
+def _training_table(record: Record) -> str:
+    cases: dict[tuple[str, str, int, int], dict[str, Row]] = {}
+    for row in record["rows"]:
+        case = row["label"], row["env"], row["num_envs"], row["steps"]
+        cases.setdefault(case, {})[row["way"]] = row
+    body = []
+    for (label, env, num_envs, steps), ways in cases.items():
+        cells = [f"{label}: {env}, {num_envs} envs, {steps:,} steps"]
+        cells += [_trained(ways.get(way)) for way in ("envbus", "subprocesses", "one process")]
+        body.append(cells)
+    return _table(
+        ["seconds of training (mean of the last returns)", "envbus", "subprocesses", "one process"],
+        body,
+    )
+
+
+def _trained(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    if "seconds" not in row:
+        return f"failed: {row['failure']}"
+    found = row["seconds"]
+    returns = row["returns"]
+    mean = sum(returns) / len(returns)
+    return (
+        f"{found['median']:.1f} ({found['min']:.1f} to {found['max']:.1f}); "
+        f"{mean:.0f} ({min(returns):.0f} to {max(returns):.0f})"
+    )
 
 
 def _vector_summary(record: Record) -> str:
