@@ -160,7 +160,7 @@ def _group(
     first = 0
     singles: list[gymnasium.Env[Any, Any]] = []
     for index, env in enumerate([*envs, None]):
-        if isinstance(env, gymnasium.Env):
+        if env is not None and not isinstance(env, VectorEnv):
             singles.append(env)
             continue
         if singles:

@@ -249,10 +249,10 @@ def make(source: EnvSource, rule: ImportRule | None = None) -> AnyEnv:
     else:
         env = source()
     env = in_agents_env(env)
+    if isinstance(env, VectorEnv):  # first: EnvPool's are both
+        return env
     if isinstance(env, gymnasium.Env):
         return in_new_api(env)
-    if isinstance(env, VectorEnv):
-        return env
     raise TypeError(
         f"expected a gymnasium.Env or a gymnasium.vector.VectorEnv from {_name(source)}, got "
         f"{_name(env)}{_hint(env)}"

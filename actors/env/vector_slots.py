@@ -5,6 +5,7 @@ No message, socket or process in this file.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -25,6 +26,8 @@ from envbus.actors.env.source import AnyEnv
 from envbus.actors.protocol import SlotError
 
 __all__ = ["VectorSlots", "split_infos"]
+
+logger = logging.getLogger("envbus.actors.env.vector_slots")
 
 
 class VectorSlots(SlotGroup):
@@ -86,7 +89,7 @@ class VectorSlots(SlotGroup):
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
             if not is_whole:
                 self._check_not_new()
-            observations, infos = env.reset(seed=_seed(all_seeds), options=options)
+            observations, infos = self._reset(env, _seed(all_seeds), options)
             self._is_new = False
             self._write(exchange, observations)
             return infos
@@ -216,6 +219,28 @@ class VectorSlots(SlotGroup):
             env.closed = True  # before Gymnasium 1.3 its `__del__` would try once more
             return self._errors("close", error, range(self.num_slots))
         return []
+
+    def _reset(self, env: VectorEnv[Any, Any, Any], seed: Any, options: Options) -> Any:
+        """Reset it, by its first seed if it takes no list: after a restart there is no other way.
+
+        Its other seeds follow from that one then, as the vector env has it.
+        """
+        if not isinstance(seed, list) or seed[0] is None:
+            return env.reset(seed=seed, options=options)
+        try:
+            return env.reset(seed=seed, options=own_deeply(options))
+        except (TypeError, ValueError, OverflowError) as error:
+            try:
+                result = env.reset(seed=seed[0], options=options)
+            except Exception:
+                raise error from None
+            logger.warning(
+                "%s: %s.reset takes no list of seeds (%s): its envs are seeded from the first one",
+                self._who,
+                type(env).__qualname__,
+                error,
+            )
+            return result
 
     def _present(self) -> VectorEnv[Any, Any, Any]:
         if self._env is None:
@@ -378,8 +403,8 @@ def split_infos(infos: Mapping[Any, Any], num_envs: int) -> list[dict[Any, Any]]
     The way back, merging, is `VectorEnv._add_info` in the runner.
 
     An entry `key` belongs to the envs that the mask `_key` names; without a mask, to those that
-    its parent belongs to. Arrays, lists and tuples with one item per env are dealt out, dicts
-    are taken apart, anything else goes to each env as it is.
+    its parent belongs to. Arrays, also those of JAX and other libraries, lists and tuples with one
+    item per env are dealt out, dicts are taken apart, anything else goes to each env as it is.
     """
     split: list[dict[Any, Any]] = [{} for _ in range(num_envs)]
     _deal(infos, split, np.ones(num_envs, np.bool_))
@@ -389,6 +414,7 @@ def split_infos(infos: Mapping[Any, Any], num_envs: int) -> list[dict[Any, Any]]
 def _deal(
     infos: Mapping[Any, Any], split: list[dict[Any, Any]], parents: npt.NDArray[np.bool_]
 ) -> None:
+    infos = {key: _in_numpy(value) for key, value in infos.items()}
     for key, value in infos.items():
         if _is_mask_of_another(key, infos, len(split)):
             continue
@@ -417,6 +443,12 @@ def _is_mask_of_another(key: object, infos: Mapping[Any, Any], num_envs: int) ->
 
 def _is_mask(value: object, num_envs: int) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (num_envs,)
+
+
+def _in_numpy(value: Any) -> Any:
+    """Return an array of another library as one of NumPy; all else as it is."""
+    is_other = hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic)
+    return np.asarray(value) if is_other else value
 
 
 def _item(value: object, env: int, num_envs: int) -> object:

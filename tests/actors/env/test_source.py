@@ -251,6 +251,17 @@ def test_a_vector_env_is_an_env_too() -> None:
     assert isinstance(make(lambda: SyncVectorEnv([CountingEnv])), SyncVectorEnv)
 
 
+def test_what_is_a_vector_env_and_an_env_is_a_vector_env() -> None:
+    class Both(SyncVectorEnv, gymnasium.Env[Any, Any]):
+        """As EnvPool's are."""
+
+        def reset(self, *, seed: Any = None) -> Any:
+            return super().reset(seed=seed)
+
+    env = make(lambda: Both([make_counting] * 2))
+    assert type(env) is Both
+
+
 def test_an_env_spec_is_a_source(module: types.ModuleType) -> None:
     spec = EnvSpec("EnvbusSpec-v0", CountingEnv, disable_env_checker=True)
     env = make(parse_source(spec, {"length": 6}))

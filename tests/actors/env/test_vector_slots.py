@@ -60,6 +60,15 @@ class NativeEnv(VectorEnv[Any, Any, Any]):
         return self.answer, np.ones(3, np.float32), np.zeros(3, bool), [False, True, False], {}
 
 
+class OneSeedEnv(NativeEnv):
+    """Takes no list of seeds; fails for the seed 13."""
+
+    def reset(self, *, seed: Anything = None, options: Anything = None) -> Anything:
+        if isinstance(seed, list) or seed == 13:
+            raise TypeError(f"Unsupported seed {seed}")
+        return super().reset(seed=seed, options=options)
+
+
 def counting(*lengths: int, mode: AutoresetMode = AutoresetMode.NEXT_STEP) -> SyncVectorEnv:
     envs = SyncVectorEnv([partial(CountingEnv, length) for length in lengths], autoreset_mode=mode)
     envs.metadata = dict(envs.metadata)  # before Gymnasium 1.4 all share that of the class
@@ -71,6 +80,18 @@ def test_another_autoreset_mode_is_refused() -> None:
         ValueError, match="SyncVectorEnv resets its envs in mode SameStep, but Next"
     ):
         VectorSlots(counting(3, mode=AutoresetMode.SAME_STEP), AutoresetMode.NEXT_STEP)
+
+
+def test_a_vector_env_that_takes_no_list_of_seeds_gets_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    env = OneSeedEnv()
+    outcome = Bench(env).slots.reset(None, [7, 100, 3], {"level": 1})
+    assert not outcome.errors
+    assert env.asked == [(7, {"level": 1})]
+    assert "OneSeedEnv.reset takes no list of seeds (Unsupported seed [7, 100, 3])" in caplog.text
+    failed = Bench(env).slots.reset(None, [13, 100, 3], None)
+    assert "Unsupported seed [13, 100, 3]" in failed.errors[0].traceback
 
 
 def test_a_vector_env_that_does_not_say_its_mode_is_taken_for_next_step() -> None:

@@ -67,6 +67,21 @@ def test_a_key_with_an_underscore_that_is_no_mask_is_kept() -> None:
     assert split_infos({"_private": np.array([1, 2])}, 2) == [{"_private": 1}, {"_private": 2}]
 
 
+class Foreign:
+    """An array of another library, as far as NumPy knows it."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self._values, dtype)
+
+
+def test_arrays_of_other_libraries_are_dealt_out_too() -> None:
+    infos = {"x": Foreign([1.5, 2.5]), "in": {"y": Foreign([1, 2]), "_y": Foreign([False, True])}}
+    assert split_infos(infos, 2) == [{"x": 1.5, "in": {}}, {"x": 2.5, "in": {"y": 2}}]
+
+
 def test_arrays_are_copies() -> None:
     infos = {"a": np.zeros((2, 3)), "_a": np.array([True, True])}
     split = split_infos(infos, 2)
