@@ -191,7 +191,7 @@ test-rllib: ## The tests of RLlib's env runners over envbus; installs Ray and Py
 
 test-with-rllib: install-rllib
 	@$(BIN)/python -m pytest --no-header tests/runner/adapters/test_rllib.py \
-	  $(PYTEST_ARGS)
+	  tests/runner/adapters/test_rllib_bridge.py $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything generated.
 	@rm -rf $(VENV) .venvs build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -417,7 +417,7 @@ def _lists(records: Sequence[Record], name: str) -> list[dict[Any, Any]]:
 _THEIR_NAMES = {"next_obs": "new_obs"}
 
 
-def to_rllib(batch: SampleBatch | MultiAgentBatch) -> Any:
+def to_rllib(batch: SampleBatch | MultiAgentBatch, *, previous: bool = False) -> Any:
     """Return a batch as RLlib's class of the same name (`ray.rllib.policy.sample_batch`).
 
     Columns have the names that they had there: `obs`, `new_obs`, `actions`, `rewards`,
@@ -425,19 +425,27 @@ def to_rllib(batch: SampleBatch | MultiAgentBatch) -> Any:
     `vf_preds`. `agent_index` numbers the agents of the batch from 0, in the order of their ids.
     `seq_lens` has the rows of each trajectory, `(trajectories,)` int32. A state that the policy had
     is `state_in_0`, `state_in_1`, ... of each trajectory's first row, and `state_out_0`, ... of all
-    rows. Columns that RLlib does not know keep their names. Nothing is added that is not recorded:
-    no `prev_actions`. Arrays are shared as far as they stay what they are.
+    rows. Columns that RLlib does not know keep their names. Arrays are shared as far as they stay
+    what they are.
+
+    Args:
+        batch: It.
+        previous: Add `prev_actions` and `prev_rewards`: those of the row before, and zeros in the
+            first row of an agent's episode. Those that are recorded, as a policy has them in its
+            `wanted_inputs`, are there in any case, and stay.
 
     Raises:
         TypeError: `batch` is none of ours.
+        ValueError: What is before a row is in no row of `batch`: an episode does not begin in it,
+            or has a gap. Sample whole episodes, or have the policy want these inputs.
     """
     if isinstance(batch, MultiAgentBatch):
         parts = batch.policy_batches
         ids = _agent_ids(parts.values())
-        renamed = {policy_id: _renamed(part, ids) for policy_id, part in parts.items()}
+        renamed = {name: _renamed(part, ids, previous) for name, part in parts.items()}
         return rllib_batches.MultiAgentBatch(renamed, batch.env_steps)
     if isinstance(batch, SampleBatch):
-        return _renamed(batch, _agent_ids([batch]))
+        return _renamed(batch, _agent_ids([batch]), previous)
     raise TypeError(
         f"to_rllib takes a SampleBatch or MultiAgentBatch of envbus.runner.data, not {batch!r:.80}"
     )
@@ -448,9 +456,14 @@ def _agent_ids(batches: Any) -> npt.NDArray[Any]:
     return np.unique(np.concatenate(columns)) if columns else np.empty(0)
 
 
-def _renamed(batch: SampleBatch, agent_ids: npt.NDArray[Any]) -> Any:
+def _renamed(batch: SampleBatch, agent_ids: npt.NDArray[Any], previous: bool) -> Any:
     starts = batch.trajectory_starts()
     columns: dict[str, Any] = {}
+    if previous:
+        names = {"prev_actions": "actions", "prev_rewards": "rewards"}
+        columns = {
+            name: _before(batch, of, starts) for name, of in names.items() if name not in batch
+        }
     for name, column in batch.columns.items():
         if name == "agent_id":
             columns["agent_index"] = np.searchsorted(agent_ids, column)
@@ -463,3 +476,20 @@ def _renamed(batch: SampleBatch, agent_ids: npt.NDArray[Any]) -> Any:
             columns[_THEIR_NAMES.get(name, name)] = column
     lengths = np.diff(np.flatnonzero(starts), append=len(batch))
     return rllib_batches.SampleBatch(columns, seq_lens=lengths.astype(np.int32))
+
+
+def _before(batch: SampleBatch, name: str, starts: npt.NDArray[np.bool_]) -> Any:
+    """Return each row's value of `name` in the row before; zeros where an episode begins."""
+    if "t" not in batch or batch["t"][starts].any():
+        raise ValueError(
+            f"the last {name} of rows that do not begin their episode are in no row of this batch: "
+            'sample whole episodes (batch_mode="complete_episodes"), or have the policy want '
+            f'them: wanted_inputs = ("prev_{name}",)'
+        )
+
+    def shifted(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        before = np.zeros_like(leaf)
+        before[1:][~starts[1:]] = leaf[:-1][~starts[1:]]
+        return before
+
+    return map_tree(shifted, batch[name])

@@ -415,6 +415,45 @@ def test_a_batch_has_rllibs_names() -> None:
         to_rllib({"obs": 1})
 
 
+def test_last_actions_and_rewards_are_added_where_an_episode_begins_in_the_batch() -> None:
+    columns = {
+        "actions": {"a": np.arange(1, 6), "b": np.ones((5, 2))},
+        "rewards": np.arange(1, 6, dtype=np.float32),
+        "eps_id": np.array([1, 1, 2, 2, 2]),
+        "t": np.array([0, 1, 0, 1, 2]),
+    }
+    theirs = to_rllib(SampleBatch(columns), previous=True)
+    assert theirs["prev_actions"]["a"].tolist() == [0, 1, 0, 3, 4]
+    assert theirs["prev_actions"]["b"].sum(1).tolist() == [0, 2, 0, 2, 2]
+    assert theirs["prev_rewards"].tolist() == [0, 1, 0, 3, 4]
+    middle = SampleBatch(columns)[1:]
+    with pytest.raises(ValueError, match=r"last actions of rows .*wanted_inputs"):
+        to_rllib(middle, previous=True)
+    recorded = middle.with_columns(prev_actions=np.arange(4), prev_rewards=np.ones(4))
+    for previous in (False, True):
+        assert to_rllib(recorded, previous=previous)["prev_actions"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_last_actions_are_those_that_a_policy_is_told(records: bool) -> None:
+    class Told(RandomPolicy):
+        wanted_inputs = ("prev_actions", "prev_rewards") if records else ()
+
+        def compute_actions(self, observations: Any, states: Any = None, **given: Any) -> Any:
+            return super().compute_actions(observations, states, explore=given["explore"])
+
+    space = gymnasium.make("CartPole-v1").action_space
+    config = RunnerConfig(rollout_fragment_length=20, batch_mode="complete_episodes")
+    with EnvRunner(ActorPool(["CartPole-v1"] * 2, num_actors=0), Told(space, seed=0), config) as r:
+        batch = r.sample(num_env_steps=40).single()
+    theirs = to_rllib(batch, previous=True)
+    starts = np.flatnonzero(batch.trajectory_starts())
+    assert (theirs["prev_actions"][starts] == 0).all()
+    rest = np.setdiff1d(np.arange(len(batch)), starts)
+    assert (theirs["prev_actions"][rest] == batch["actions"][rest - 1]).all()
+    assert (theirs["prev_rewards"][rest] == batch["rewards"][rest - 1]).all()
+
+
 def test_a_sample_of_an_env_runner_becomes_one() -> None:
     space = gymnasium.make("CartPole-v1").action_space
     config = RunnerConfig(rollout_fragment_length=20)
