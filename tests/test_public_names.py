@@ -12,6 +12,7 @@ FILE = Path(__file__).with_name("public_names.txt")
 #: Modules that need what `make test` does not install.
 NEEDS_MORE = {
     "envbus.runner.adapters.rllib": "ray",
+    "envbus.runner.adapters.rllib_bridge": "ray",
     "envbus.runner.adapters.sb3": "stable_baselines3",
     "envbus.runner.adapters.tianshou": "tianshou",
     "envbus.runner.adapters.torchrl": "torchrl",

@@ -64,7 +64,7 @@ class _Bridged(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
 
 @dataclass(slots=True)
-class _Open:
+class _Playing:
     """An episode that a simulator has open."""
 
     #: Its present chunk.
@@ -112,7 +112,7 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
     num_envs: int
 
     #: By the bridge's ids.
-    _open: dict[str, _Open]
+    _open: dict[str, _Playing]
     #: Those whose simulators wait for an action; the connectors have seen them.
     _asking: Sequence[str] = ()
 
@@ -223,7 +223,7 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
         self.env.bridge.send_actions(actions, policy_version=self._weights_seq_no)
 
     def _choose(
-        self, ones: Sequence[_Open], steps: int, explore: bool, random_actions: bool
+        self, ones: Sequence[_Playing], steps: int, explore: bool, random_actions: bool
     ) -> list[Any]:
         """Choose actions; return them as simulators take them."""
         to_module, self._cached_to_module = self._cached_to_module, None
@@ -299,16 +299,16 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
         self._cached_to_module = self._prepare([self._open[name] for name in asking], explore)
         return steps
 
-    def _begin(self, before: _Open | None, is_recorded: bool) -> _Open:
+    def _begin(self, before: _Playing | None, is_recorded: bool) -> _Playing:
         """Return a new episode; one that goes on behind a gap is recorded as it was."""
         episode = SingleAgentEpisode(
             observation_space=self.env.single_observation_space,
             action_space=self.env.single_action_space,
         )
         self._make_on_episode_callback("on_episode_created", 0, [episode])
-        return _Open(episode, is_recorded if before is None else before.is_recorded)
+        return _Playing(episode, is_recorded if before is None else before.is_recorded)
 
-    def _end(self, one: _Open, done: list[Any]) -> None:
+    def _end(self, one: _Playing, done: list[Any]) -> None:
         """End an episode; one that did not end by itself is truncated."""
         episode = one.episode
         if not episode.is_done:
@@ -319,7 +319,7 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
         else:
             self._ongoing_episodes_for_metrics.pop(episode.id_, None)
 
-    def _prepare(self, ones: Sequence[_Open], explore: bool) -> Any:
+    def _prepare(self, ones: Sequence[_Playing], explore: bool) -> Any:
         """Return what the connectors make of these episodes for the module."""
         if not ones or self.module is None:
             return None
