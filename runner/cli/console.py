@@ -6,15 +6,20 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.extras import how_to_install
 
 __all__ = [
+    "Metrics",
     "find_modules_here",
     "in_options",
     "log_to",
@@ -22,7 +27,17 @@ __all__ = [
     "read_token",
     "refuse",
     "say",
+    "serving_metrics",
     "spaces_of",
+]
+
+#: An option that several commands share.
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Serve figures for Prometheus there: /metrics, /healthz and /readyz. Port 0: any.",
+    ),
 ]
 
 #: By argument of the classes behind the commands: the option that gives it.
@@ -96,6 +111,24 @@ def log_to(console: Console) -> None:
     else:  # RichHandler would fill each line up with blanks
         handler, form = logging.StreamHandler(console.file), "%(levelname)-8s %(message)s"
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format=form)
+
+
+@contextmanager
+def serving_metrics(address: str | None) -> Iterator[str]:
+    """Serve this process' figures for Prometheus meanwhile; gives where, "" without an address.
+
+    Raises:
+        ConfigError: The address is none, or is taken; or the extra is missing.
+    """
+    if address is None:
+        yield ""
+        return
+    try:
+        from envbus.runner.monitoring.exporter import MetricsServer
+    except ImportError as exc:
+        raise ConfigError(f"--metrics: {how_to_install('monitoring')}") from exc
+    with MetricsServer(address) as server:
+        yield f"http://{server.address}/metrics"
 
 
 def spaces_of(env: str | None) -> tuple[Any, Any] | None:

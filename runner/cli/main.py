@@ -20,7 +20,15 @@ from envbus.bus.errors import ConfigError, EnvbusError, TransportError
 from envbus.runner.cli import bridge as cli_bridge
 from envbus.runner.cli import bus as cli_bus
 from envbus.runner.cli import serve as cli_serve
-from envbus.runner.cli.console import find_modules_here, log_to, open_console, refuse
+from envbus.runner.cli.console import (
+    Metrics,
+    find_modules_here,
+    log_to,
+    open_console,
+    refuse,
+    say,
+    serving_metrics,
+)
 
 if TYPE_CHECKING:
     from envbus.runner.cli.job import JobResult
@@ -211,6 +219,7 @@ def run(
             "--compare", help="Then step the same envs in Gymnasium's vector envs as long."
         ),
     ] = False,
+    metrics: Metrics = None,
     as_json: _AsJson = False,
 ) -> None:
     """Step ENV_ID in actor processes and measure it."""
@@ -240,7 +249,10 @@ def run(
         elif result.interrupted:
             open_console(stderr=True).print("interrupted before the first step")
 
-    _measure(lambda line: run_job(config, line), show, as_json=as_json)
+    with serving_metrics(metrics) as place:
+        if place:
+            say(open_console(stderr=True), f"metrics at {place}")
+        _measure(lambda line: run_job(config, line), show, as_json=as_json)
 
 
 @app.command()

@@ -18,10 +18,12 @@ import typer
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.cli.console import (
+    Metrics,
     find_modules_here,
     log_to,
     open_console,
     read_token,
+    serving_metrics,
     spaces_of,
 )
 from envbus.runner.extras import how_to_install
@@ -113,6 +115,7 @@ def serve(
             "returned finds its episode there, whatever becomes of the server.",
         ),
     ] = None,
+    metrics: Metrics = None,
     explore: Annotated[
         bool, typer.Option("--explore", help="Sample actions, instead of taking the best ones.")
     ] = False,
@@ -147,6 +150,7 @@ def serve(
     log_to(console if console.is_terminal else open_console(stderr=True))
     logging.getLogger("envbus.runner").setLevel(logging.INFO)
     with ExitStack() as stack:
+        metrics_at = stack.enter_context(serving_metrics(metrics))
         writer = None if record is None else stack.enter_context(_writer(record))
         bridge = stack.enter_context(
             ExternalEnvBridge(
@@ -164,6 +168,8 @@ def serve(
         table = ServerTable(console)
         for address in bridge.addresses:
             table.tell(f"serving at {address}")
+        if metrics_at:
+            table.tell(f"metrics at {metrics_at}")
         with _Signals() as signals, table:
             _run(server, table, signals, seconds, drain_timeout)
         table.summarize(server.snapshot())

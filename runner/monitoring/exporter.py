@@ -218,7 +218,8 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def server_bind(self) -> None:
         """Bind, without asking a name server for this host's name."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        host, port = self.server_address[:2]
+        self.server_name, self.server_port = str(host), port
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:

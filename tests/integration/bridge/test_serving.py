@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -216,6 +217,17 @@ def test_many_clients_of_which_one_is_killed(tmp_path: Path) -> None:
     assert server.process.returncode == 0, said
     assert re.search(r"client s0\S* is gone", said), said
     assert ended <= set(recorded(tmp_path))
+
+
+def test_figures_are_served_while_simulators_play() -> None:
+    port = free_port()
+    with Server("--metrics", f"127.0.0.1:{port}") as server, connect(server) as client:
+        client.start_episode("e")
+        assert client.get_action("e", seen(3)) == 3
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as page:
+            told = page.read().decode()
+    assert re.search(r"^envbus_actions_total\{.*ExternalEnvBridge-1.*\} 1.0$", told, re.MULTILINE)
+    assert re.search(r"^envbus_rows_total\{.*PolicyServer-1.*\} 1.0$", told, re.MULTILINE)
 
 
 def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:

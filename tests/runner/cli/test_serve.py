@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import socket
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from envbus.runner.cli.main import main
         (["--keys", "missing.key_secret"], "--allow"),
         (["--policy", "envbus.runner.policies:MlpPolicy", "--env", "FrozenLake-v1"], "takes Box"),
         (["--seconds", "-1"], "--seconds"),
+        (["--metrics", "9090"], "HOST:PORT"),
         (["--tcp", "127.0.0.1:0", "--max-connections", "0"], "--max-connections"),
     ],
 )
@@ -37,6 +39,18 @@ def test_mistakes_are_told_in_one_line_and_nothing_is_served(
     assert told in captured.err
     assert captured.err.count("\n") == 1
     assert "serving at" not in captured.out
+
+
+def test_a_port_for_figures_that_is_taken_is_told_and_nothing_is_served(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert main(["serve", "--seconds", "0", "--metrics", place]) == 2
+        assert main(["run", "CartPole-v1", "--steps", "8", "--metrics", place]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count(f"metrics cannot be served at {place}") == 2
+    assert captured.out == ""
 
 
 def test_a_folder_that_cannot_be_written_to_is_told(
@@ -84,6 +98,7 @@ def test_all_addresses_are_told_and_no_token(
     token.write_text("very-secret-token-0\n")
     token.chmod(0o600)
     places = ["--tcp", "127.0.0.1:0", "--ws", "127.0.0.1:0", "--token-file", str(token)]
+    places += ["--metrics", "127.0.0.1:0"]
     assert main(["serve", "--seconds", "0", "--env", "CartPole-v1", *places]) == 0
     captured = capsys.readouterr()
     schemes = [
@@ -92,4 +107,5 @@ def test_all_addresses_are_told_and_no_token(
         if line.startswith("serving at ")
     ]
     assert schemes == ["tcp", "stream", "ws"]
+    assert "metrics at http://127.0.0.1:" in captured.out
     assert "secret" not in captured.out + captured.err
