@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 import zmq.auth
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.watched_files import stamp_of
 
 __all__ = [
     "Allow",
@@ -232,13 +233,11 @@ def _age(file: Path, *, may_be_missing: bool) -> object:
     In a folder that may be a link that leads nowhere. It has no key, and shuts out nobody else.
     """
     try:
-        status = file.stat()
+        return stamp_of(file)
     except OSError:
         if not may_be_missing:
             raise
         return None
-    # The second one also tells of changes of the mode, and of content under a time that was kept.
-    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _load_listed_key(path: Path) -> bytes:

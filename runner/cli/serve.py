@@ -1,24 +1,26 @@
 """The command `serve`: a policy server for external simulators, without training.
 
-Secrets are given as files, never as arguments, which every user of a machine can see.
+Leaves out how its options look (`serve_options.py`) and what it shows (`serve_table.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.cli import serve_options as options
 from envbus.runner.cli.console import (
-    Metrics,
     find_modules_here,
     log_to,
     open_console,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from envbus.bus.gateway import GatewayConfig
     from envbus.runner.cli.serve_table import ServerTable
     from envbus.runner.serving.server import PolicyServer
+    from envbus.runner.serving.upkeep import Upkeep
 
 __all__ = ["add_commands"]
 
@@ -45,105 +48,45 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def serve(
-    policy: Annotated[
-        str,
-        typer.Option(
-            help="random, zero, a file model.onnx, or module:factory: called with the action "
-            "space (and the observation space), returns a policy or a function of batched "
-            "observations."
-        ),
-    ] = "random",
-    env: Annotated[
-        str | None,
-        typer.Option(
-            help="Id of a Gymnasium env whose spaces are served.",
-            show_default="the first client's spaces",
-        ),
-    ] = None,
-    bind: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="ZeroMQ endpoint to listen at, tcp://127.0.0.1:5555 for example. Repeatable.",
-            show_default="tcp://127.0.0.1:*",
-        ),
-    ] = None,
-    tcp: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="Listen there for plain TCP. Repeatable."),
-    ] = None,
-    ws: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="Listen there for WebSocket. Repeatable."),
-    ] = None,
-    origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Web pages that may connect besides this host's. Repeatable; * is all."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(help="File of the token that clients over TCP and WebSocket have to show."),
-    ] = None,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="Clients over TCP and WebSocket at one time.")
-    ] = 256,
-    max_message_bytes: Annotated[
-        int, typer.Option(min=1, help="Longest message of a client over TCP and WebSocket.")
-    ] = 4 * 2**20,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="TLS for TCP and WebSocket: the certificate (chain), PEM.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key, PEM.")] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="File of this server's secret key; then ZeroMQ needs keys."),
-    ] = None,
-    allow: Annotated[
-        Path | None, typer.Option(help="Folder of the public keys (*.key) that may join, or one.")
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow addresses that other machines reach, without keys, token or TLS.",
-        ),
-    ] = False,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write episodes there when they end, as Parquet. A client whose end_episode has "
-            "returned finds its episode there, whatever becomes of the server.",
-        ),
-    ] = None,
-    metrics: Metrics = None,
-    explore: Annotated[
-        bool, typer.Option("--explore", help="Sample actions, instead of taking the best ones.")
-    ] = False,
-    lease: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that episodes of a client that is gone wait.")
-    ] = 30.0,
-    drain_timeout: Annotated[
-        float,
-        typer.Option(min=0.0, help="Seconds for running episodes to end after SIGTERM or Ctrl-C."),
-    ] = 10.0,
-    seconds: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="End, as after Ctrl-C, after so many.", show_default="never"),
-    ] = None,
+    policy: options.Served = "random",
+    reload: options.Reload = False,
+    env: options.SpacesOf = None,
+    bind: options.Bind = None,
+    tcp: options.Tcp = None,
+    ws: options.WebSocket = None,
+    origin: options.Origin = None,
+    token_file: options.TokenFile = None,
+    max_connections: options.MaxConnections = 256,
+    max_message_bytes: options.MaxMessageBytes = 4 * 2**20,
+    tls_cert: options.TlsCert = None,
+    tls_key: options.TlsKey = None,
+    keys: options.Keys = None,
+    allow: options.Allow = None,
+    insecure: options.Insecure = False,
+    record: options.Record = None,
+    metrics: options.Metrics = None,
+    explore: options.Explore = False,
+    lease: options.Lease = 30.0,
+    drain_timeout: options.DrainTimeout = 10.0,
+    seconds: options.Seconds = None,
 ) -> None:
     """Answer external simulators with a policy, until SIGTERM or Ctrl-C.
 
     Then no episode begins any more, those that run are served until they end, and the server ends;
-    at once after a second Ctrl-C.
+    at once after a second Ctrl-C. SIGHUP has models loaded anew.
     """
     from envbus.runner.bridge.bridge import ExternalEnvBridge
     from envbus.runner.bridge.vocabulary import EpisodeLimits
     from envbus.runner.cli.serve_table import ServerTable
+    from envbus.runner.serving.canary import Split
     from envbus.runner.serving.loading import policy_maker
     from envbus.runner.serving.server import PolicyServer
+    from envbus.runner.serving.upkeep import Upkeep
 
     find_modules_here()
-    make = policy_maker(policy)
+    split = Split(policy)
+    makers = {name: policy_maker(name) for name in split.names}
+    models = _model_files(split.names) if reload else {}
     limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}
     gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, limits, insecure=insecure)
     console = open_console()
@@ -164,26 +107,39 @@ def serve(
                 limits=EpisodeLimits(lease=lease),
             )
         )
-        server = PolicyServer(bridge, make, writer=writer, explore=explore)
+        server = PolicyServer(bridge, makers, split=split, writer=writer, explore=explore)
+        upkeep = Upkeep()
+        for name in split.names:
+            upkeep.add(name, functools.partial(server.reload, name), models.get(name))
         table = ServerTable(console)
         for address in bridge.addresses:
             table.tell(f"serving at {address}")
         if metrics_at:
             table.tell(f"metrics at {metrics_at}")
         with _Signals() as signals, table:
-            _run(server, table, signals, seconds, drain_timeout)
+            _run(server, table, signals, upkeep, seconds, drain_timeout)
         table.summarize(server.snapshot())
 
 
 class _Signals:
-    """SIGTERM and the first Ctrl-C are remembered; the second Ctrl-C raises."""
+    """SIGTERM and the first Ctrl-C are remembered; the second Ctrl-C raises.
+
+    SIGHUP is the operator's demand, or the end of the terminal that the server was started at.
+    """
 
     def __init__(self) -> None:
         self.came = ""
+        self._demanded = False
         self._before: dict[int, Any] = {}
+        self._terminals = [number for number in (0, 1, 2) if os.isatty(number)]
+
+    def take_demand(self) -> bool:
+        """Return whether the operator has demanded something since the last call."""
+        demanded, self._demanded = self._demanded, False
+        return demanded
 
     def __enter__(self) -> _Signals:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -193,6 +149,9 @@ class _Signals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if number == signal.SIGHUP and all(map(os.isatty, self._terminals)):
+            self._demanded = True
+            return
         if self.came and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.came = signal.Signals(number).name
@@ -202,6 +161,7 @@ def _run(
     server: PolicyServer,
     table: ServerTable,
     signals: _Signals,
+    upkeep: Upkeep,
     seconds: float | None,
     drain_timeout: float,
 ) -> None:
@@ -212,6 +172,7 @@ def _run(
     while True:
         server.serve(_LOOK)
         now = time.monotonic()
+        upkeep.look(now, demanded=signals.take_demand())
         if table.is_due(now - begin):
             table.show(server.snapshot(), note)
         if ends_at is None:
@@ -227,6 +188,17 @@ def _run(
             left = server.snapshot().bridge.episodes_now
             logger.warning("%d episodes have not ended within %g s", left, drain_timeout)
             return
+
+
+def _model_files(names: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the files of models by name."""
+    files = {name: [Path(name)] for name in names if name.endswith(".onnx")}
+    if not files:
+        raise ConfigError(
+            "--reload looks at the file of a model, and none is a file model.onnx; a factory is "
+            "called again after SIGHUP"
+        )
+    return files
 
 
 def _gateway(

@@ -104,6 +104,8 @@ def rows_of(now: Snapshot, before: Snapshot | None) -> list[tuple[str, str, str]
         ("rows per call", _rows_per_call(now, before), _rows_per_call(now, None)),
         ("largest call", "", f"{now.largest_batch:,}"),
     ]
+    for name, model in now.models.items():
+        rows.append((f"model {name}", f"version {model.version}", f"{model.answers:,} answers"))
     if bridge.logged_actions:
         rows.append(("actions of clients", "", f"{bridge.logged_actions:,}"))
     if now.recorded:

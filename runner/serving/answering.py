@@ -47,6 +47,8 @@ class AnsweredBatch(NamedTuple):
     error: Exception | None
     #: They are single ones in a list.
     listed: bool
+    #: Which of several models it is that has answered.
+    model: str = ""
 
     def action(self, index: int) -> Any:
         """Return the action of a row."""
@@ -71,6 +73,11 @@ class Chooser:
         #: States by episode, then agent; empty if no policy has one.
         self._states: dict[str, dict[Any, Tree]] = {}
         self.has_states = any(one.initial_state() is not None for one in policies.by_id.values())
+
+    @property
+    def policy_ids(self) -> list[str]:
+        """Ids of the policies."""
+        return list(self._policies.by_id)
 
     def choose(self, asked: Sequence[ObservingAgent]) -> list[AnsweredBatch]:
         """Return actions for all; each policy is called once.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,13 +23,18 @@ from envbus.runner.bridge.vocabulary import BridgeStatistics
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.monitoring.figures import PartFigures
 from envbus.runner.monitoring.registry import show
-from envbus.runner.serving.answering import Chooser, ObservingAgent, Recording
+from envbus.runner.serving.answering import ObservingAgent, Recording
+from envbus.runner.serving.canary import Split
 from envbus.runner.serving.loading import Maker, load_policies
+from envbus.runner.serving.models import ModelCounts, ServedModels
+from envbus.runner.serving.reloading import LoadedModel, ModelLoader
 
 __all__ = ["PolicyServer", "Snapshot"]
 
 logger = logging.getLogger("envbus.runner.serving")
 
+#: Name of a model that has no other beside it.
+_SOLE = "policy"
 _WHAT = {
     "policy": "the policy raised",
     "action": "the policy's action was not sent",
@@ -56,6 +62,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, int]
     #: Of actions, by bucket; for `LatencyHistogram.add_counts`.
     latency: dict[int, int]
+    #: By name.
+    models: dict[str, ModelCounts] = {}
 
 
 class PolicyServer:
@@ -67,7 +75,9 @@ class PolicyServer:
     Args:
         bridge: It stays its owner's. With `writer`, made with `confirm_ends=True`: clients are
             told that an episode has ended when it stands in the folder.
-        make: Makes the policies, as soon as the spaces are known.
+        make: Makes the policies, as soon as the spaces are known, and each time that they are
+            loaded anew; by name, where there are several models.
+        split: Which episode has which of them; None: there is one.
         writer: An `EpisodeWriter`, or nothing is recorded.
         explore: Whether actions are sampled, instead of the best ones.
 
@@ -79,16 +89,21 @@ class PolicyServer:
     def __init__(
         self,
         bridge: ExternalEnvBridge,
-        make: Maker,
+        make: Maker | Mapping[str, Maker],
         *,
+        split: Split | None = None,
         writer: Any = None,
         explore: bool = False,
     ) -> None:
         self._bridge = bridge
-        self._make = make
+        split = split or Split(_SOLE)
+        self._makers = dict(make) if isinstance(make, Mapping) else {split.names[0]: make}
+        assert self._makers.keys() == set(split.names), "a model and its share have one name"
         self._writer = writer
-        self._explore = explore
-        self._chooser: Chooser | None = None
+        self._models = ServedModels(split, explore=explore)
+        self._loader = ModelLoader()
+        #: For which the models were made.
+        self._spaces: tuple[Space[Any], Space[Any]] | None = None
         self._max_episodes: int | None = None
         self._recording: Recording | None = None
         self._began = time.monotonic()
@@ -109,6 +124,8 @@ class PolicyServer:
             RestartLimitError: The bridge's gateway died too often.
         """
         result = self._bridge.poll(timeout, max_envs=self._max_episodes)
+        while (loaded := self._loader.take()) is not None:
+            self._take_over(loaded)
         if not result.observations and not result.ended:
             return
         if self._recording is not None:
@@ -116,6 +133,20 @@ class PolicyServer:
             if result.ended:
                 self._write(ended)
         self._act(result)
+
+    def reload(self, *names: str) -> None:
+        """Load models anew, as their makers make them, while those that are there answer.
+
+        Those of these names; all, if none is given.
+
+        Each is tried, and takes over between two batches. One that cannot be loaded, or cannot
+        answer, is logged, and the one before goes on.
+        """
+        if self._spaces is None:
+            logger.info("models are loaded when the first client tells its spaces")
+            return
+        for name in names or self._makers:
+            self._loader.ask(name, self._makers[name], self._spaces)
 
     def drain(self) -> None:
         """Let no more episodes begin; those that run are answered while `serve` is called."""
@@ -145,6 +176,7 @@ class PolicyServer:
             recorded_rows=0 if self._writer is None else self._writer.num_rows,
             errors={kind: count for kind, count in errors.items() if count},
             latency=self._bridge.latency.counts(),
+            models=self._models.counts(),
             **self._counts,
         )
 
@@ -158,27 +190,40 @@ class PolicyServer:
             "recorded_rows": now.recorded_rows,
             **{f"errors.{kind}": count for kind, count in now.errors.items()},
         }
-        return PartFigures(
-            name=name,
-            kind=type(self).__name__,
-            counts=counts,
-            levels={"largest_batch": now.largest_batch},
-        )
+        levels: dict[str, float] = {"largest_batch": now.largest_batch}
+        for model, told in now.models.items():
+            counts[f"answers.{model}"] = told.answers
+            counts[f"model_loads.{model}"] = told.loads
+            counts[f"model_load_failures.{model}"] = told.failed_loads
+            levels[f"model_version.{model}"] = told.version
+        return PartFigures(name=name, kind=type(self).__name__, counts=counts, levels=levels)
 
     # --- private ------------------------------------------------------------------------------
 
     def _load(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
-        policies = load_policies(self._make, observation_space, action_space)
-        chooser = Chooser(policies, explore=self._explore)
+        loaded = {
+            name: load_policies(make, observation_space, action_space)
+            for name, make in self._makers.items()
+        }
+        self._models.install(loaded)
+        self._spaces = observation_space, action_space
         if self._writer is not None:
-            self._recording = Recording(policies)
-        self._bridge.policy_ids = list(policies.by_id)
-        self._chooser = chooser
+            self._recording = Recording(loaded[self._models.names[0]])
+        self._bridge.policy_ids = self._models.policy_ids
         self._max_episodes = max(_MAX_COST // element_cost(action_space), 1)
 
+    def _take_over(self, loaded: LoadedModel) -> None:
+        name, error = loaded.name, loaded.error
+        if error is not None:
+            self._models.failed(name)
+            text = f"{type(error).__name__}: {error}"
+            logger.warning("%s was not loaded, and the one before goes on: %s", name, text)
+        elif loaded.policies is not None and loaded.spaces is self._spaces:  # else: too late
+            self._models.install({name: loaded.policies})
+            logger.info("%s was loaded: version %d", name, self._models.counts()[name].version)
+
     def _act(self, result: BridgeResult) -> None:
-        chooser, bridge = self._chooser, self._bridge
-        assert chooser is not None
+        models, bridge = self._models, self._bridge
         ended, off_policy = set(result.ended), result.off_policy_actions
         asked: list[ObservingAgent] = []
         actions: dict[str, dict[Any, Any]] = {}
@@ -186,7 +231,7 @@ class PolicyServer:
             if episode_id in ended:
                 continue
             if episode_id in off_policy:
-                if not chooser.has_states:
+                if not models.has_state(episode_id):
                     continue  # else it is asked for the sake of its state
             else:
                 actions[episode_id] = {}
@@ -195,8 +240,8 @@ class PolicyServer:
             )
             asked += [ObservingAgent(episode_id, agent, observations[agent]) for agent in agents]
         failed: dict[str, Exception] = {}
-        version = 0
-        for batch in chooser.choose(asked):
+        versions: dict[str, int] = {}
+        for batch in models.choose(asked):
             counts, rows = self._counts, len(batch.rows)
             counts["batches"] += 1
             counts["rows"] += rows
@@ -205,23 +250,27 @@ class PolicyServer:
                 failed.update((one.episode_id, batch.error) for one in batch.rows)
                 self._complain("policy", batch.error)
                 continue
-            version = max(version, batch.version)
             for index, one in enumerate(batch.rows):
-                own = actions.get(one.episode_id)
-                if own is not None:
-                    own[one.agent] = batch.action(index)
+                version = versions.get(one.episode_id, batch.version)
+                versions[one.episode_id] = max(version, batch.version)
+                if one.episode_id in actions:
+                    actions[one.episode_id][one.agent] = batch.action(index)
             if self._recording is not None:
                 self._recording.acted(batch, off_policy)
         for episode_id in failed:
             actions.pop(episode_id, None)
-        try:
-            bridge.send_actions(actions, policy_version=version)
-        except SpaceMismatchError as exc:
-            self._complain("action", exc)
+        by_version: dict[int, dict[str, dict[Any, Any]]] = {}
+        for episode_id, own in actions.items():  # of some no agent is to act
+            by_version.setdefault(versions.get(episode_id, 0), {})[episode_id] = own
+        for version, of_version in by_version.items():
+            try:
+                bridge.send_actions(of_version, policy_version=version)
+            except SpaceMismatchError as exc:
+                self._complain("action", exc)
         for episode_id, error in failed.items():
             bridge.fail([episode_id], error, traceback=False)
         for episode_id in result.ended:
-            chooser.forget(episode_id)
+            models.forget(episode_id)
 
     def _write(self, ended: dict[str, MultiAgentBatch | Exception | None]) -> None:
         """Have episodes in the folder, then tell their clients that they have ended."""

@@ -44,6 +44,20 @@ def picky(action_space: Any) -> Callable[[Any], Any]:
     return echo(action_space)
 
 
+def from_file(action_space: Any) -> Callable[[Any], Any]:
+    """Its action stands in a file, which is read when it is made."""
+    number = int(Path(os.environ[MODEL]).read_text("utf-8"))
+
+    def policy(observations: Any) -> Any:
+        return np.full(len(observations), number, action_space.dtype)
+
+    return policy
+
+
+#: The variable of the environment that names that file.
+MODEL = "ENVBUS_TEST_MODEL"
+
+
 class InWorker(FunctionPolicy):
     """`echo` in a policy worker, whose process id is the name of a file."""
 

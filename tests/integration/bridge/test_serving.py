@@ -30,7 +30,7 @@ from envbus.runner.serving.loading import policy_maker
 from envbus.runner.serving.server import PolicyServer
 from tests.integration.bus_programs import free_port
 from tests.integration.group_children import wait_until
-from tests.integration.served_policies import FAILURE, SPACES
+from tests.integration.served_policies import FAILURE, MODEL, SPACES
 from tests.integration.simulators import in_thread
 from tests.sources import ROOT
 
@@ -45,7 +45,8 @@ class Server:
     """`envbus serve` with the policy `echo`, or another function of that file."""
 
     def __init__(self, *options: str, policy: str = "echo") -> None:
-        served = ("--policy", f"tests.integration.served_policies:{policy}")
+        own = policy if policy.endswith(".onnx") else f"tests.integration.served_policies:{policy}"
+        served = ("--policy", own)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "envbus.runner.cli.main", "serve", *served, *options],
             cwd=ROOT,
@@ -125,6 +126,48 @@ class Simulator:
         self.process.wait()
 
 
+class Asking:
+    """A client that asks all the time, in a thread, until the block ends; nothing may fail.
+
+    Each of its episodes has a few steps.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.actions: list[int] = []
+        self._client = connect(server)
+        self._over = threading.Event()
+        self._failed: list[BaseException] = []
+        self._thread = threading.Thread(target=self._ask)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        try:
+            while not self._over.is_set():
+                episode = self._client.start_episode()
+                for _ in range(STEPS):
+                    self.actions.append(int(self._client.get_action(episode, seen(1))))
+                self._client.end_episode(episode, seen(2))
+        except BaseException as exc:
+            self._failed.append(exc)
+
+    def wait_for(self, action: int) -> None:
+        """Wait until the last action was this one."""
+        wait_until(
+            lambda: self._failed or (self.actions and self.actions[-1] == action),
+            f"action {action}",
+        )
+        assert self._failed == []
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE)
+        self._client.close()
+        assert self._failed == []
+
+
 @contextmanager
 def simulators(address: str, count: int) -> Iterator[list[Simulator]]:
     """Programs that play; killed at the end."""
@@ -162,6 +205,12 @@ def is_reached(port: int) -> bool:
 
 def connect(server: Server, **options: Any) -> ExternalEnvClient:
     return ExternalEnvClient(server.addresses[0], **SPACES, **options)
+
+
+def figures(port: int) -> str:
+    """Return what Prometheus is told."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as page:
+        return str(page.read().decode())
 
 
 def start_for_ever(client: ExternalEnvClient) -> None:
@@ -224,10 +273,78 @@ def test_figures_are_served_while_simulators_play() -> None:
     with Server("--metrics", f"127.0.0.1:{port}") as server, connect(server) as client:
         client.start_episode("e")
         assert client.get_action("e", seen(3)) == 3
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as page:
-            told = page.read().decode()
+        told = figures(port)
     assert re.search(r"^envbus_actions_total\{.*ExternalEnvBridge-1.*\} 1.0$", told, re.MULTILINE)
     assert re.search(r"^envbus_rows_total\{.*PolicyServer-1.*\} 1.0$", told, re.MULTILINE)
+
+
+def test_a_model_is_loaded_anew_ten_times_and_no_request_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    monkeypatch.setenv(MODEL, str(model))
+    model.write_text("0")
+    port = free_port()
+    options = ("--metrics", f"127.0.0.1:{port}", "--drain-timeout", "5")
+    with Server(*options, policy="from_file") as server:
+        with Asking(server) as asking:
+            asking.wait_for(0)
+            for number in range(1, 11):
+                model.write_text(str(number))
+                server.process.send_signal(signal.SIGHUP)
+                asking.wait_for(number)
+            assert asking.actions == sorted(asking.actions)
+            for failures, text in ((1, "nonsense"), (2, "5000")):  # 5000 is no action of the space
+                model.write_text(text)
+                server.process.send_signal(signal.SIGHUP)
+                told = rf"^envbus_model_load_failures_total\{{.*\}} {failures}.0$"
+                wait_until(
+                    lambda told=told: re.search(told, figures(port), re.MULTILINE), "it failed"
+                )
+            asking.wait_for(10)
+        said = server.end()
+    assert server.process.returncode == 0, said
+    assert "was loaded: version 10" in said
+    assert said.count("was not loaded, and the one before goes on") == 2
+    assert "errors: policy" not in said
+
+
+@pytest.mark.slow
+def test_a_model_whose_file_is_replaced_is_loaded_anew(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper, model = onnx.helper, tmp_path / "model.onnx"
+
+    def write(action: int) -> None:
+        graph = helper.make_graph(
+            [
+                helper.make_node("ReduceSum", ["obs", "axis"], ["sum"], keepdims=0),
+                helper.make_node("Mul", ["sum", "zero"], ["zeros"]),
+                helper.make_node("Add", ["zeros", "action"], ["float"]),
+                helper.make_node("Cast", ["float"], ["actions"], to=7),
+            ],
+            "constant",
+            [helper.make_tensor_value_info("obs", 1, ["rows", 2])],
+            [helper.make_tensor_value_info("actions", 7, None)],
+            [
+                onnx.numpy_helper.from_array(np.array([1]), "axis"),
+                onnx.numpy_helper.from_array(np.float32(0.0), "zero"),
+                onnx.numpy_helper.from_array(np.float32(action), "action"),
+            ],
+        )
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(made, tmp_path / "new")
+        (tmp_path / "new").replace(model)
+
+    write(0)
+    with Server("--reload", policy=str(model)) as server, Asking(server) as asking:
+        asking.wait_for(0)
+        for number in range(1, 11):
+            write(number)
+            asking.wait_for(number)
+        model.write_bytes(b"nonsense")
+        asked = len(asking.actions)
+        wait_until(lambda: len(asking.actions) > asked + 500, "it goes on")
+        asking.wait_for(10)
 
 
 def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
