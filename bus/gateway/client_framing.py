@@ -9,7 +9,7 @@ import hmac
 import http
 import ipaddress
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NoReturn, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
@@ -58,12 +58,14 @@ class StreamFraming:
     """Messages behind their lengths, on plain TCP or TLS.
 
     Attributes:
-        has_token: The right token was shown by other means than a message.
+        has_token: A right token was shown.
+        client: Whose it was; "": it has no name.
         over: The other side wants to end, or broke the framing's own rules.
     """
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_token = False
+        self.client = ""
         self.over = False
         self._limit = config.max_message_bytes
         self._reader = StreamReader(self._limit)
@@ -117,6 +119,7 @@ class WebSocketFraming:
 
     def __init__(self, config: GatewayConfig) -> None:
         self.has_token = False
+        self.client = ""
         self.over = False
         self._config = config
         self._protocol = _Protocol(max_size=config.max_message_bytes)
@@ -179,18 +182,18 @@ class WebSocketFraming:
 
     def _answer(self, request: Request) -> None:
         """Let a client in, or tell by HTTP why not."""
-        token = self._config.token
+        tokens = self._config.tokens
         origin, shown = _header(request.headers, "Origin"), None
         if not is_welcome_origin(origin, self._config.origins):
             self._refuse(
                 http.HTTPStatus.FORBIDDEN,
                 f"pages from {origin!r} may not connect; the gateway's 'origins' lists who may",
             )
-        if token is not None:
+        if tokens:
             shown = shown_token(_header(request.headers, "Authorization"), request.path)
-        if token is not None and shown is not None:
+        if shown is not None:
             try:
-                check_token(shown, token)
+                self.client = check_token(shown, tokens)
             except TurnedAwayError as error:
                 self._refuse(http.HTTPStatus.UNAUTHORIZED, str(error))
             self.has_token = True
@@ -303,14 +306,19 @@ class TurnedAwayError(EnvbusError):
         self.request_id = request_id
 
 
-def check_token(shown: str, expected: str) -> None:
-    """Compare in a time that does not depend on how much of it is right.
+def check_token(shown: str, tokens: Mapping[str, str]) -> str:
+    """Return whose token this is, in a time that does not depend on how much of it is right.
 
     Raises:
-        TurnedAwayError: It is another one.
+        TurnedAwayError: It is nobody's.
     """
-    if not hmac.compare_digest(shown.encode("utf-8", "surrogatepass"), expected.encode()):
+    given, found = shown.encode("utf-8", "surrogatepass"), None
+    for name, token in tokens.items():
+        if hmac.compare_digest(given, token.encode()):
+            found = name
+    if found is None:
         raise TurnedAwayError("the token is wrong")
+    return found
 
 
 def shown_token(authorization: str | None, path: str) -> str | None:

@@ -19,6 +19,7 @@ from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.interface import is_local
 
 __all__ = [
+    "RELOAD",
     "STOP",
     "GatewayBootstrap",
     "GatewayConfig",
@@ -26,12 +27,17 @@ __all__ = [
 ]
 
 #: Over the pipe to a gateway's process come a `GatewayBootstrap`; the listening sockets, those for
-#: TCP first; then any number of `PROBE`; at the end, `STOP`. From the process
-#: comes a message, of no bytes, when it serves, and one for each `PROBE`.
+#: TCP first; then any number of `PROBE`, and of `RELOAD` with a `GatewayConfig` behind it; at the
+#: end, `STOP`. From the process comes a message, of no bytes, when it serves, and one for each
+#: `PROBE`.
 STOP: Final = b"stop"
+RELOAD: Final = b"reload"
 
 #: What fits into an HTTP header and into a URL as it is.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{1,512}")
+#: Of one of several tokens. Shorter than a public key: none is taken for one.
+_NAME_CHARS: Final = 32
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{_NAME_CHARS}}}")
 #: Characters of a token that guards a wide address: 96 bits, if they are drawn from 64.
 _LONG_TOKEN: Final = 16
 
@@ -49,8 +55,9 @@ class GatewayConfig:
     tcp: tuple[str, ...] = ()
     #: Addresses for WebSocket.
     websocket: tuple[str, ...] = ()
-    #: What each client has to show; None: nothing. Letters, digits and `._~+/=-`.
-    token: str | None = field(default=None, repr=False)
+    #: What each client has to show, of letters, digits and `._~+/=-`; or several such tokens by
+    #: names for those who have them, `{"alice": "..."}`; None: nothing.
+    token: str | dict[str, str] | None = field(default=None, repr=False)
     #: TLS: files of the certificate (chain) and its private key, PEM. For all addresses.
     certificate: str | None = None
     private_key: str | None = None
@@ -89,13 +96,19 @@ class GatewayConfig:
         for name in ("tcp", "websocket", "origins"):
             if isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} is a tuple of strings, not a string")
-        if self.token is not None and not _TOKEN.fullmatch(self.token):
-            raise ConfigError("a token has 1 to 512 letters, digits and ._~+/=- and nothing else")
+        self._check_tokens()
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("TLS needs both files: certificate= and private_key=")
         self._check_numbers()
         for address in (*self.tcp, *self.websocket):
             self._check_width(address)
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        """Tokens by name, which is "" where there is one without a name; empty: none is wanted."""
+        if self.token is None:
+            return {}
+        return {"": self.token} if isinstance(self.token, str) else self.token
 
     @property
     def max_peers(self) -> int:
@@ -123,6 +136,21 @@ class GatewayConfig:
             ) from error
         return context
 
+    def _check_tokens(self) -> None:
+        tokens = self.tokens
+        if self.token is not None and not tokens:
+            raise ConfigError("token= names nobody; None: no token is wanted")
+        if not all(map(_TOKEN.fullmatch, tokens.values())):
+            raise ConfigError("a token has 1 to 512 letters, digits and ._~+/=- and nothing else")
+        for name in tokens if isinstance(self.token, dict) else ():
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"the name of a token has 1 to {_NAME_CHARS} letters, digits and ._- and "
+                    "nothing else"
+                )
+        if len(set(tokens.values())) < len(tokens):
+            raise ConfigError("two names have one token: nobody could be told from the other")
+
     def _check_numbers(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
@@ -141,7 +169,10 @@ class GatewayConfig:
         missing = [
             what
             for what, there in (
-                (f"token= of {_LONG_TOKEN} characters or more", len(self.token or "") >= 16),
+                (
+                    f"token= of {_LONG_TOKEN} characters or more",
+                    min(map(len, self.tokens.values()), default=0) >= _LONG_TOKEN,
+                ),
                 ("certificate= and private_key=", self.certificate is not None),
             )
             if not there
@@ -160,6 +191,8 @@ class GatewayBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     entrance: Entrance
     #: Process id of the broker's owner.
     owner: int
+    #: Signs the identities of clients.
+    secret: bytes
     config: GatewayConfig
 
 

@@ -7,11 +7,13 @@ when a dead one is started again (`process/supervision.py`).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
 import random
 import resource
+import secrets
 import select
 import socket
 import time
@@ -30,7 +32,9 @@ from envbus.bus.errors import (
     TransportError,
 )
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.gateway.client_identity import GatewayClient, client_of
 from envbus.bus.gateway.config import (
+    RELOAD,
     STOP,
     GatewayBootstrap,
     GatewayConfig,
@@ -98,8 +102,12 @@ class Gateway:
         config.tls()  # raises here, and not in the child
         _allow_descriptors(config)
         self._owner = os.getpid()
-        self._bootstrap = msgspec.msgpack.encode(
-            GatewayBootstrap(entrance=Entrance(endpoint, keys), owner=self._owner, config=config)
+        self._secret = secrets.token_bytes(32)
+        self._bootstrap = GatewayBootstrap(
+            entrance=Entrance(endpoint, keys),
+            owner=self._owner,
+            secret=self._secret,
+            config=config,
         )
         self._supervision = Supervision(random.random)
         self._child: Child | None = None
@@ -151,6 +159,36 @@ class Gateway:
         """Id of the process that serves now, or was the last to."""
         assert self._child is not None
         return self._child.pid
+
+    @property
+    def config(self) -> GatewayConfig:
+        """As given, with the token that was set last."""
+        return self._bootstrap.config
+
+    def set_token(self, token: str | dict[str, str]) -> None:
+        """Ask those who come from now on for another token, or for one of others.
+
+        Connections that there are stay, also those whose token is none any more.
+
+        Raises:
+            ConfigError: It cannot be one; all stays as it was.
+            ClosedError: This gateway was closed.
+        """
+        self._change(dataclasses.replace(self.config, token=token))
+
+    def reload_certificate(self) -> None:
+        """Show those who come from now on what the files of TLS hold now.
+
+        Raises:
+            ConfigError: They cannot be used; all stays as it was.
+            ClosedError: This gateway was closed.
+        """
+        self.config.tls()
+        self._change(self.config)
+
+    def client_of(self, identity: bytes) -> GatewayClient | None:
+        """Return who has come in here under a peer's routing id; None: nobody has."""
+        return client_of(identity, self._secret)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when the process has ended."""
@@ -214,6 +252,14 @@ class Gateway:
     def __repr__(self) -> str:
         places = [f"tcp {a}" for a in self.tcp] + [f"websocket {a}" for a in self.websocket]
         return f"<Gateway {', '.join(places)}{', closed' if self._closed else ''}>"
+
+    def _change(self, config: GatewayConfig) -> None:
+        if self._closed:
+            raise ClosedError("this gateway was closed")
+        self._bootstrap = msgspec.structs.replace(self._bootstrap, config=config)
+        assert self._child is not None
+        with contextlib.suppress(ClosedError):  # it is dead: the next one is told all of it
+            self._child.pipe.send(RELOAD + msgspec.msgpack.encode(config))
 
     def _look(self, now: float) -> None:
         """Look for signs of life; ask for one at times, and kill a process that gives none."""
@@ -292,7 +338,7 @@ class Gateway:
             self._look_at = now + _START_LOOK
         pipe = self._child.pipe
         with contextlib.suppress(ClosedError):  # it is dead already, which `check` will hear
-            pipe.send(self._bootstrap)
+            pipe.send(msgspec.msgpack.encode(self._bootstrap))
             for listener in self._listeners:
                 pipe.send_fd(pipe.next_number(), listener.fileno())
 

@@ -25,9 +25,10 @@ import zmq
 from envbus.bus.brief import cut, printable
 from envbus.bus.complaints import Complaints
 from envbus.bus.descriptors import descriptors_left
-from envbus.bus.errors import ClosedError, EnvbusError, TransportError
+from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, TransportError
 from envbus.bus.gateway.client_framing import StreamFraming, TurnedAwayError, WebSocketFraming
-from envbus.bus.gateway.config import GatewayBootstrap, GatewayConfig
+from envbus.bus.gateway.client_identity import GatewayClient, identity_of
+from envbus.bus.gateway.config import RELOAD, GatewayBootstrap, GatewayConfig
 from envbus.bus.gateway.session import Budget, GatewaySession
 from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
@@ -80,7 +81,7 @@ async def _serve(bootstrap: GatewayBootstrap, listeners: list[socket.socket], pi
     # One more than is allowed is told so, and lasts a moment.
     context.set(zmq.MAX_SOCKETS, config.max_peers)
     make_dealer = functools.partial(_make_dealer, context, bootstrap)
-    crowd, tls, complaints = Crowd(), config.tls(), Complaints(logger)
+    crowd, door, complaints = Crowd(), _Door(config), Complaints(logger)
 
     async def accept(listener: socket.socket, make_framing: FramingMaker) -> None:
         """Take in who comes; asyncio's own server would count nobody before TLS is through."""
@@ -99,6 +100,7 @@ async def _serve(bootstrap: GatewayBootstrap, listeners: list[socket.socket], pi
     async def open_connection(sock: socket.socket, make_framing: FramingMaker) -> None:
         task = asyncio.current_task()
         assert task is not None
+        config, tls = door.config, door.tls
         session = GatewaySession(make_framing(config), config)
         connection = Connection(session, config, make_dealer, crowd, task.cancel)
         if tls is not None:
@@ -121,7 +123,7 @@ async def _serve(bootstrap: GatewayBootstrap, listeners: list[socket.socket], pi
         for listener, maker in zip(listeners, makers, strict=True)
     ]
     stopped = asyncio.Event()
-    commands = _Commands(pipe, stopped)
+    commands = _Commands(pipe, door, stopped)
     loop.add_reader(pipe.fileno(), commands.take)
     commands.give_sign()
     interval = min(config.handshake_timeout, config.keepalive, 2.0) / 2
@@ -157,11 +159,28 @@ class InPieces(socket.socket):
         return super().recv_into(buffer, min(nbytes or len(memoryview(buffer)), PIECE), flags)
 
 
-class _Commands:
-    """What comes over the pipe: questions whether this loop goes round, and the end."""
+class _Door:
+    """By what those are judged who come from now on: tokens, and the certificate that is shown."""
 
-    def __init__(self, pipe: Pipe, stopped: asyncio.Event) -> None:
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.tls = config.tls()
+
+    def change(self, data: Buffer) -> None:
+        """Take over other tokens, and what the files of TLS hold now."""
+        self.config = msgspec.msgpack.decode(data, type=GatewayConfig)
+        try:
+            self.tls = self.config.tls()
+        except ConfigError as error:  # the files are being changed once more
+            logger.warning("the former certificate is shown on: %s", error)
+
+
+class _Commands:
+    """What comes over the pipe: questions whether this loop goes round, changes, and the end."""
+
+    def __init__(self, pipe: Pipe, door: _Door, stopped: asyncio.Event) -> None:
         self._pipe = pipe
+        self._door = door
         self._stopped = stopped
 
     def give_sign(self) -> None:
@@ -172,8 +191,11 @@ class _Commands:
     def take(self) -> None:
         """The pipe is readable."""
         try:
-            while self._pipe.receive(0.0) == PROBE:
-                self.give_sign()
+            while (said := self._pipe.receive(0.0)) == PROBE or said.startswith(RELOAD):
+                if said == PROBE:
+                    self.give_sign()
+                else:
+                    self._door.change(said[len(RELOAD) :])
         except ClosedError:
             pass  # the driver is gone, and its watchdog about to end this process
         except TransportError:
@@ -190,7 +212,7 @@ async def _wait(event: asyncio.Event, timeout: float) -> None:
 def _make_dealer(
     context: zmq.Context[zmq.Socket[bytes]],
     bootstrap: GatewayBootstrap,
-    identity: bytes,
+    client: GatewayClient,
     on_message: Callable[[list[bytes]], object],
     on_writable: Callable[[], object],
 ) -> Dealer:
@@ -203,6 +225,7 @@ def _make_dealer(
     left = descriptors_left(bootstrap.owner)
     if left is not None and left < _LEAST_LEFT:
         raise zmq.ZMQError(errno.EMFILE)
+    identity = identity_of(client, bootstrap.secret, secrets.token_hex(8))
     return Dealer(context, bootstrap.entrance, identity, on_message, on_writable)
 
 
@@ -237,7 +260,7 @@ _MARKS: Final = 2**62
 _LONGEST: Final = 300
 
 MakeDealer: TypeAlias = Callable[
-    [bytes, Callable[[list[bytes]], object], Callable[[], object]], "Dealer"
+    [GatewayClient, Callable[[list[bytes]], object], Callable[[], object]], "Dealer"
 ]
 
 
@@ -310,7 +333,7 @@ class Connection(asyncio.Protocol):
     Args:
         session: Decides.
         config: Limits.
-        make_dealer: From routing id, and what to call for messages and for room.
+        make_dealer: From who it is for, and what to call for messages and for room.
         crowd: All connections; this one is among them from its first to its last moment.
         cut: Ends the connection before it has a transport: TLS is under way.
 
@@ -448,9 +471,12 @@ class Connection(asyncio.Protocol):
         if len(crowd.admitted) >= limit:
             self.end(f"{limit} clients are connected, which is the limit (max_connections)")
             return False
-        identity = f"gateway.{secrets.token_hex(8)}".encode()
+        assert self._transport is not None
+        client = GatewayClient(
+            self._session.client, _shown(self._transport.get_extra_info("peername"))
+        )
         try:
-            self._dealer = self._make_dealer(identity, self._on_message, self._on_writable)
+            self._dealer = self._make_dealer(client, self._on_message, self._on_writable)
         except zmq.ZMQError as error:
             self.end(f"the gateway has no room for one more client: {error}")
             return False
@@ -596,6 +622,15 @@ class Connection(asyncio.Protocol):
         if self in self._crowd.admitted:  # it is bounded still
             self._leave()
             self._crowd.strangers[self] = None
+
+
+def _shown(address: object) -> str:
+    """Return a client's address for people; of one that has gone nothing is known any more."""
+    if not isinstance(address, tuple):
+        return "unknown"
+    host, port = address[:2]
+    host = str(host).partition("%")[0]  # behind it stands the name of an interface
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _set_options(sock: socket.socket, keepalive: float) -> None:

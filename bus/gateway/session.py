@@ -57,13 +57,18 @@ class GatewaySession:
         self.ended: str | None = None
         self.lease = 0.0
         self._framing = framing
-        self._token = config.token
+        self._tokens = config.tokens
         self._limit = config.max_message_bytes
         self._unsent = b""
         #: Bytes that came before hello.
         self._strange_bytes = 0
         #: Of the last hello; None: the broker has answered it.
         self._hello_id: int | None = None
+
+    @property
+    def client(self) -> str:
+        """Whose token was shown; "": it has no name."""
+        return self._framing.client
 
     def receive(self, data: bytes) -> list[list[memoryview]]:
         """Return the messages for the broker that `data` completes.
@@ -136,11 +141,11 @@ class GatewaySession:
         request_id = header.request_id if header.kind is Kind.REQUEST else 0
         if header.payload_type == Token.__name__:
             shown = decode(Token, frames[1:])
-            if self._token is not None:
-                check_token(shown.token, self._token)
+            if self._tokens:
+                self._framing.client = check_token(shown.token, self._tokens)
             self._framing.has_token = True
             return False
-        if self._token is not None and not self._framing.has_token:
+        if self._tokens and not self._framing.has_token:
             raise TurnedAwayError(
                 "a token is wanted before anything else; this client showed none",
                 request_id=request_id,

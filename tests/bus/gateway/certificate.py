@@ -1,4 +1,4 @@
-"""A certificate for localhost and its key, for tests of TLS; good until 2126, worth nothing."""
+"""Certificates for localhost and their keys, for tests of TLS; good until 2126, worth nothing."""
 
 from __future__ import annotations
 
@@ -21,5 +21,28 @@ PRIVATE_KEY = """\
 MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgTyAOVYBVQC+74qzi
 Tg45DjbEjnfVERDQrdP5Tm9vLryhRANCAAQSIjowQm22FRfiraCMBnc2vaABKmL1
 A4foN/Ukt+3qYYuZeF393ekGMv5NomqgwfMjq0oOMDVgIWWDcFCdlDWE
+-----END PRIVATE KEY-----
+"""
+
+#: Another pair.
+NEXT_CERTIFICATE = """\
+-----BEGIN CERTIFICATE-----
+MIIBmzCCAUGgAwIBAgIUH0qNlEvB2jvhzNay1kd78IXNPwUwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyODEwNDIxMFoYDzIxMjYxMTA0
+MTA0MjEwWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAARFyDeL2hxVzw+rtc+IRpvLCB/y6a/qdI/pdT4+AWlp/0/r+67uTieX
+iQnRWLEhKVdQ9yhHxiJYIKspX7S/nxBgo28wbTAdBgNVHQ4EFgQU5ZEh/0ZQJcri
+GTzvxAd/3kUyniEwHwYDVR0jBBgwFoAU5ZEh/0ZQJcriGTzvxAd/3kUyniEwDwYD
+VR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI
+zj0EAwIDSAAwRQIgNnGPBS1s/1r0/7DKhFo157pn54qmkI3DuT0Si2rRhhACIQCu
+x2Uk63SVVQeyiGKu7w4rCUMrks+mlYnMgAMEFySNbQ==
+-----END CERTIFICATE-----
+"""
+
+NEXT_PRIVATE_KEY = """\
+-----BEGIN PRIVATE KEY-----
+MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgiddlh1eicXTJYo3W
+7A+gzxxjxLpylVqW5Biic6Gq9DqhRANCAARFyDeL2hxVzw+rtc+IRpvLCB/y6a/q
+dI/pdT4+AWlp/0/r+67uTieXiQnRWLEhKVdQ9yhHxiJYIKspX7S/nxBg
 -----END PRIVATE KEY-----
 """

@@ -291,11 +291,12 @@ def test_an_unmasked_frame_breaks_the_framing_only() -> None:
 # --- who is let in ---------------------------------------------------------------------------
 
 
-def test_only_the_right_token_passes() -> None:
-    check_token("correct", "correct")
+def test_only_a_right_token_passes_and_says_whose_it_is() -> None:
+    assert check_token("correct", {"": "correct"}) == ""
+    assert check_token("correct", {"a": "other", "b": "correct"}) == "b"
     for wrong in ("", "correc", "correctt", "Correct", "kørrect", "\ud800"):
         with pytest.raises(TurnedAwayError, match="token is wrong"):
-            check_token(wrong, "correct")
+            check_token(wrong, {"a": "other", "b": "correct"})
 
 
 @pytest.mark.parametrize(

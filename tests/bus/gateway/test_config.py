@@ -46,10 +46,14 @@ def test_loopback_needs_no_guard(address: str) -> None:
         ({"token": TOKEN}, "pass certificate= and private_key=,"),
         ({"certificate": "c", "private_key": "k"}, "pass token= of 16 characters or more,"),
         ({"token": "short", "certificate": "c", "private_key": "k"}, "pass token= of 16"),
+        (
+            {"token": {"a": TOKEN, "b": "short"}, "certificate": "c", "private_key": "k"},
+            "pass token= of 16",
+        ),
     ],
 )
 def test_a_wide_address_needs_a_token_and_tls(
-    address: str, kind: str, guards: dict[str, str], missing: str
+    address: str, kind: str, guards: dict[str, Any], missing: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"would let other hosts join unguarded; {missing}"):
         GatewayConfig(**{kind: (address,)}, **guards)
@@ -67,6 +71,12 @@ def test_a_wide_address_is_allowed_with_both_or_on_request() -> None:
         ({"tcp": "127.0.0.1:0"}, "tcp is a tuple"),
         ({"token": "with space"}, "a token has"),
         ({"token": ""}, "a token has"),
+        ({"token": {}}, "names nobody"),
+        ({"token": {"a": ""}}, "a token has"),
+        ({"token": {"": TOKEN}}, "the name of a token has"),
+        ({"token": {"a b": TOKEN}}, "the name of a token has"),
+        ({"token": {"a" * 33: TOKEN}}, "the name of a token has"),
+        ({"token": {"a": TOKEN, "b": TOKEN}}, "two names have one token"),
         ({"certificate": "c"}, "both files"),
         ({"max_connections": 0}, "max_connections must be a positive int"),
         ({"max_message_bytes": 2**32}, "below 4 GiB"),

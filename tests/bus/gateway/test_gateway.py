@@ -51,7 +51,12 @@ from tests.bus.gateway.bus import (
     message,
     welcome,
 )
-from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
+from tests.bus.gateway.certificate import (
+    CERTIFICATE,
+    NEXT_CERTIFICATE,
+    NEXT_PRIVATE_KEY,
+    PRIVATE_KEY,
+)
 from tests.descriptors import no_more_files
 from tests.integration.group_children import Driver, is_alive, wait_until
 
@@ -267,6 +272,75 @@ def test_a_token_is_asked_for_in_each_way(tmp_path: Path) -> None:
         with pytest.raises(InvalidStatus, match="401"):
             WebSocketClient(websocket, "/?token=guess")
         assert len(bus.of(PeerReady)) == 4
+
+
+def is_connected(bus: Bus, client: AnyClient, peer: bytes) -> bool:
+    """Whether a client hears its broker still, which says farewell."""
+    bus.broker.shut_down(peer)
+    bus.poll()
+    return decode_header(client.receive()[0]).payload_type == Shutdown.__name__
+
+
+def is_let_in(bus: Bus, token: str) -> bool:
+    """Say hello with a token, and go."""
+    with TcpClient(bus.gateway.tcp[0]) as client:
+        client.send(message(Token(token=token), Kind.NOTICE), hello("sim"))
+        bus.poll()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                client.socket.settimeout(0.05)
+                words = client.receive()
+                break
+            bus.poll()
+        return decode_header(words[0]).payload_type == Welcome.__name__
+
+
+def test_tokens_may_change_and_say_who_has_come_in(tmp_path: Path) -> None:
+    with Bus(tmp_path, token={"alice": "first", "bob": "second"}) as bus:
+        with TcpClient(bus.gateway.tcp[0]) as old:
+            old.send(message(Token(token="first"), Kind.NOTICE))
+            peer = joined(bus, old, "old")
+            came_in = bus.gateway.client_of(peer)
+            assert came_in is not None
+            assert came_in.name == "alice"
+            assert came_in.address == "{}:{}".format(*old.socket.getsockname())
+            assert bus.gateway.client_of(b"gateway.anybody") is None
+            bus.gateway.set_token({"alice": "third"})
+            bus.until(lambda: not is_let_in(bus, "first"), "the token is withdrawn")
+            assert not is_let_in(bus, "second")
+            assert is_let_in(bus, "third")
+            assert is_connected(bus, old, peer)
+        with pytest.raises(ConfigError, match="two names have one token"):
+            bus.gateway.set_token({"alice": "same", "bob": "same"})
+        os.kill(bus.gateway.pid, signal.SIGKILL)
+        bus.until(lambda: bus.gateway.restarts, "it is started again")
+        assert is_let_in(bus, "third")
+        assert not is_let_in(bus, "second")
+
+
+def shown_certificate(bus: Bus) -> str:
+    host, port = bus.gateway.tcp[0].split(":")
+    return ssl.get_server_certificate((host, int(port)), timeout=30.0)
+
+
+def test_a_certificate_may_change_while_connections_stay(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    trusting = ssl.create_default_context(cadata=CERTIFICATE)
+    with (
+        Bus(tmp_path, certificate=str(certificate), private_key=str(key)) as bus,
+        TcpClient(bus.gateway.tcp[0], trusting) as old,
+    ):
+        peer = joined(bus, old, "old")
+        certificate.write_text(NEXT_CERTIFICATE)
+        with pytest.raises(ConfigError, match="TLS cannot use"):  # its key is missing yet
+            bus.gateway.reload_certificate()
+        assert shown_certificate(bus) == CERTIFICATE
+        key.write_text(NEXT_PRIVATE_KEY)
+        bus.gateway.reload_certificate()
+        bus.until(lambda: shown_certificate(bus) == NEXT_CERTIFICATE, "the next one is shown")
+        assert is_connected(bus, old, peer)
 
 
 def test_tls_guards_both_framings(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from websockets.frames import Frame, Opcode
 
 from envbus.bus.broker.control import NOBODY
 from envbus.bus.gateway.client_framing import StreamFraming, WebSocketFraming
+from envbus.bus.gateway.client_identity import GatewayClient
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.host import Connection, Crowd, Dealer
 from envbus.bus.gateway.session import GatewaySession
@@ -97,11 +98,11 @@ class Scene:
 
     def _make_dealer(
         self,
-        identity: bytes,
+        client: GatewayClient,
         on_message: Callable[[list[bytes]], object],
         on_writable: Callable[[], object],
     ) -> Dealer:
-        assert identity
+        assert client.address
         self.on_message, self.on_writable = on_message, on_writable
         return cast(Any, self.dealer)
 
