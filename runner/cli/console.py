@@ -25,6 +25,7 @@ __all__ = [
     "log_to",
     "open_console",
     "read_token",
+    "read_tokens",
     "refuse",
     "say",
     "serving_metrics",
@@ -167,3 +168,29 @@ def read_token(file: Path | None) -> str | None:
         return file.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"the token cannot be read: {exc}") from exc
+
+
+def read_tokens(file: Path | None) -> str | dict[str, str] | None:
+    """Return the token that a file holds, or those of several clients by name; None without a file.
+
+    Each line is a token, or `name:token`; those that are empty or begin with `#` are left out. One
+    without a name is called by its line, "line-3", where there are several.
+
+    Raises:
+        ConfigError: As `read_token`; or a name is there twice.
+    """
+    text = read_token(file)
+    if text is None:
+        return None
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+    if len(lines) < 2 and ":" not in "".join(line for _, line in lines):
+        return "".join(line for _, line in lines)
+    found: dict[str, str] = {}
+    for number, line in lines:
+        given, _, token = line.rpartition(":")
+        name = given or f"line-{number}"
+        if name in found:
+            raise ConfigError(f"{file} has two tokens of the name {name!r}")
+        found[name] = token
+    return found

@@ -24,14 +24,14 @@ from envbus.runner.cli.console import (
     find_modules_here,
     log_to,
     open_console,
-    read_token,
+    read_tokens,
     serving_metrics,
     spaces_of,
 )
 from envbus.runner.extras import how_to_install
 
 if TYPE_CHECKING:
-    from envbus.bus.gateway import GatewayConfig
+    from envbus.bus.gateway import Gateway, GatewayConfig
     from envbus.runner.cli.serve_table import ServerTable
     from envbus.runner.serving.server import PolicyServer
     from envbus.runner.serving.upkeep import Upkeep
@@ -73,7 +73,8 @@ def serve(
     """Answer external simulators with a policy, until SIGTERM or Ctrl-C.
 
     Then no episode begins any more, those that run are served until they end, and the server ends;
-    at once after a second Ctrl-C. SIGHUP has models loaded anew.
+    at once after a second Ctrl-C. SIGHUP has models loaded
+    anew, and all files read again.
     """
     from envbus.runner.bridge.bridge import ExternalEnvBridge
     from envbus.runner.bridge.vocabulary import EpisodeLimits
@@ -111,6 +112,8 @@ def serve(
         upkeep = Upkeep()
         for name in split.names:
             upkeep.add(name, functools.partial(server.reload, name), models.get(name))
+        if bridge.gateway is not None:
+            _add_gateway(upkeep, bridge.gateway, token_file, [f for f in (tls_cert, tls_key) if f])
         table = ServerTable(console)
         for address in bridge.addresses:
             table.tell(f"serving at {address}")
@@ -201,6 +204,28 @@ def _model_files(names: Sequence[str]) -> dict[str, list[Path]]:
     return files
 
 
+def _add_gateway(
+    upkeep: Upkeep, gateway: Gateway, token_file: Path | None, tls: Sequence[Path]
+) -> None:
+    """Have tokens and certificate read again when their files were changed."""
+    logger = logging.getLogger("envbus.runner.serving")
+
+    def read_tokens_again() -> None:
+        tokens = read_tokens(token_file)
+        assert tokens is not None
+        gateway.set_token(tokens)
+        logger.info("the tokens were read again; there are %d", len(gateway.config.tokens))
+
+    def read_certificate_again() -> None:
+        gateway.reload_certificate()
+        logger.info("the certificate was read again")
+
+    if token_file is not None:
+        upkeep.add("tokens", read_tokens_again, [token_file])
+    if tls:
+        upkeep.add("certificate", read_certificate_again, tls)
+
+
 def _gateway(
     tcp: list[str] | None,
     ws: list[str] | None,
@@ -230,7 +255,7 @@ def _gateway(
         tcp=tuple(tcp or ()),
         websocket=tuple(ws or ()),
         origins=tuple(origin or ()),
-        token=read_token(token_file),
+        token=read_tokens(token_file),
         certificate=None if tls_cert is None else str(tls_cert),
         private_key=None if tls_key is None else str(tls_key),
         insecure=insecure,

@@ -79,7 +79,10 @@ Origin = Annotated[
 ]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(help="File of the token that clients over TCP and WebSocket have to show."),
+    typer.Option(
+        help="File of the token that clients over TCP and WebSocket have to show; or of several, "
+        "name:token in each line. Read again when it was changed."
+    ),
 ]
 MaxConnections = Annotated[
     int, typer.Option(min=1, help="Clients over TCP and WebSocket at one time.")
@@ -88,7 +91,11 @@ MaxMessageBytes = Annotated[
     int, typer.Option(min=1, help="Longest message of a client over TCP and WebSocket.")
 ]
 TlsCert = Annotated[
-    Path | None, typer.Option(help="TLS for TCP and WebSocket: the certificate (chain), PEM.")
+    Path | None,
+    typer.Option(
+        help="TLS for TCP and WebSocket: the certificate (chain), PEM. Read again when it was "
+        "changed."
+    ),
 ]
 TlsKey = Annotated[Path | None, typer.Option(help="Its private key, PEM.")]
 Keys = Annotated[

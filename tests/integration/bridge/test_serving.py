@@ -24,10 +24,13 @@ from gymnasium import spaces
 
 from envbus.actors import ClientTimeouts, ExternalEnvClient, SpaceMismatchError
 from envbus.bus.errors import OverloadedError
+from envbus.bus.wire.codec import decode_header
+from envbus.bus.wire.messages import Kind, Token, Welcome
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.recordings import read_episodes
 from envbus.runner.serving.loading import policy_maker
 from envbus.runner.serving.server import PolicyServer
+from tests.bus.gateway.bus import TcpClient, hello, message
 from tests.integration.bus_programs import free_port
 from tests.integration.group_children import wait_until
 from tests.integration.served_policies import FAILURE, MODEL, SPACES
@@ -345,6 +348,38 @@ def test_a_model_whose_file_is_replaced_is_loaded_anew(tmp_path: Path) -> None:
         asked = len(asking.actions)
         wait_until(lambda: len(asking.actions) > asked + 500, "it goes on")
         asking.wait_for(10)
+
+
+def is_let_in(address: str, token: str) -> bool:
+    """Say hello at a gateway with a token, and go."""
+    with TcpClient(address.removeprefix("stream://")) as client:
+        client.send(message(Token(token=token), Kind.NOTICE), hello("sim"))
+        return decode_header(client.receive()[0]).payload_type == Welcome.__name__
+
+
+@pytest.mark.parametrize("signalled", [True, False], ids=["SIGHUP", "change"])
+def test_tokens_are_read_again_and_who_is_connected_stays(tmp_path: Path, signalled: bool) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice:first\nbob:second\n")
+    tokens.chmod(0o600)
+    options = ("--tcp", "127.0.0.1:0", "--token-file", str(tokens), "--drain-timeout", "0.1")
+    with Server(*options) as server, connect(server) as client:
+        client.start_episode("e")
+        address = server.addresses[1]
+        assert is_let_in(address, "second")
+        assert not is_let_in(address, "third")
+        tokens.write_text("alice:first\nalice:third\n")  # is none, and changes nothing
+        server.process.send_signal(signal.SIGHUP)
+        assert is_let_in(address, "second")
+        tokens.write_text("alice:first\nbob:third\n")
+        if signalled:
+            server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: is_let_in(address, "third"), "the next token counts")
+        assert not is_let_in(address, "second")
+        assert client.get_action("e", seen(3)) == 3
+        said = server.end()
+    assert "the tokens were read again; there are 2" in said
+    assert "third" not in said
 
 
 def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
