@@ -49,6 +49,8 @@ def add_commands(app: typer.Typer) -> None:
 
 def serve(
     policy: options.Served = "random",
+    canary: options.Canary = None,
+    canary_seed: options.CanarySeed = 0,
     reload: options.Reload = False,
     env: options.SpacesOf = None,
     bind: options.Bind = None,
@@ -79,13 +81,13 @@ def serve(
     from envbus.runner.bridge.bridge import ExternalEnvBridge
     from envbus.runner.bridge.vocabulary import EpisodeLimits
     from envbus.runner.cli.serve_table import ServerTable
-    from envbus.runner.serving.canary import Split
+    from envbus.runner.serving.canary import Split, parse_canaries
     from envbus.runner.serving.loading import policy_maker
     from envbus.runner.serving.server import PolicyServer
     from envbus.runner.serving.upkeep import Upkeep
 
     find_modules_here()
-    split = Split(policy)
+    split = Split(policy, parse_canaries(canary or []), seed=canary_seed)
     makers = {name: policy_maker(name) for name in split.names}
     models = _model_files(split.names) if reload else {}
     limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}

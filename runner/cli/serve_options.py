@@ -16,6 +16,8 @@ from envbus.runner.cli.console import Metrics
 __all__ = [
     "Allow",
     "Bind",
+    "Canary",
+    "CanarySeed",
     "DrainTimeout",
     "Explore",
     "Insecure",
@@ -44,6 +46,16 @@ Served = Annotated[
         "space (and the observation space), returns a policy or a function of batched "
         "observations."
     ),
+]
+Canary = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="POLICY=SHARE",
+        help="Have another policy answer a share of the episodes, model2.onnx=0.1. Repeatable.",
+    ),
+]
+CanarySeed = Annotated[
+    int, typer.Option(help="Which episodes are among the share: another seed has others.")
 ]
 Reload = Annotated[
     bool,

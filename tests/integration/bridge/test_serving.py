@@ -350,6 +350,32 @@ def test_a_model_whose_file_is_replaced_is_loaded_anew(tmp_path: Path) -> None:
         asking.wait_for(10)
 
 
+def test_a_share_of_the_episodes_is_answered_by_a_canary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, port = tmp_path / "model", free_port()
+    monkeypatch.setenv(MODEL, str(model))
+    model.write_text("77")
+    canary = "tests.integration.served_policies:from_file"
+    options = ("--canary", f"{canary}=0.5", "--metrics", f"127.0.0.1:{port}")
+    chosen: dict[str, set[int]] = {}
+    with Server(*options) as server, connect(server) as client:
+        for number in range(40):
+            episode = client.start_episode(f"e{number}")
+            for step in (1, 2):
+                action = int(client.get_action(episode, seen(step)))
+                chosen.setdefault(episode, set()).add(action)
+            client.end_episode(episode, seen(0))
+        told = figures(port)
+        said = server.end()
+    of_canary = [episode for episode, actions in chosen.items() if actions == {77}]
+    assert 8 < len(of_canary) < 32
+    assert all(actions == {1, 2} for i, actions in chosen.items() if i not in of_canary)
+    answers = rf'^envbus_answers_total\{{of="{canary}".*\}} {2 * len(of_canary)}.0$'
+    assert re.search(answers, told, re.MULTILINE), told
+    assert re.search(rf"model {canary} +{2 * len(of_canary)} answers", said), said
+
+
 def is_let_in(address: str, token: str) -> bool:
     """Say hello at a gateway with a token, and go."""
     with TcpClient(address.removeprefix("stream://")) as client:

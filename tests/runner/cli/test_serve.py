@@ -28,6 +28,10 @@ from envbus.runner.cli.main import main
         (["--policy", "envbus.runner.policies:MlpPolicy", "--env", "FrozenLake-v1"], "takes Box"),
         (["--seconds", "-1"], "--seconds"),
         (["--metrics", "9090"], "HOST:PORT"),
+        (["--reload"], "--reload looks at the file of a model"),
+        (["--canary", "zero"], "model2.onnx=0.1"),
+        (["--canary", "zero=2"], "the share of zero"),
+        (["--canary", "missing.onnx=0.5"], "there is no model"),
         (["--tcp", "127.0.0.1:0", "--max-connections", "0"], "--max-connections"),
     ],
 )

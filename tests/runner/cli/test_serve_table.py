@@ -8,6 +8,7 @@ from rich.console import Console
 
 from envbus.runner.bridge.vocabulary import BridgeStatistics
 from envbus.runner.cli.serve_table import ServerTable, rows_of
+from envbus.runner.serving.models import ModelCounts
 from envbus.runner.serving.server import Snapshot
 
 FIRST = Snapshot(
@@ -46,6 +47,12 @@ def test_what_happened_since_the_last_picture_stands_beside_the_whole() -> None:
     assert float(rows["latency p50 (ms)"][0]) > 5 * float(cells(FIRST, None)["latency p50 (ms)"][1])
     assert rows["recorded"][1] == "7 episodes, 70 rows"
     assert rows["errors: policy"] == ("3", "3")
+
+
+def test_each_model_has_its_version_and_its_answers() -> None:
+    model = ModelCounts(version=3, answers=1200, loads=4, failed_loads=0)
+    now = msgspec.structs.replace(FIRST, models={"a.onnx": model})
+    assert cells(now, None)["model a.onnx"] == ("version 3", "1,200 answers")
 
 
 def test_nothing_yet_is_told_as_such() -> None:
