@@ -51,6 +51,7 @@ from envbus.runner.bridge.episode_table import (
     ClientSession,
     EpisodeTable,
 )
+from envbus.runner.bridge.rates import RateLimit
 from envbus.runner.bridge.results import ByAgent, EpisodeFault, Record, acting
 from envbus.runner.bridge.vocabulary import (
     Act,
@@ -126,7 +127,9 @@ class Episodes:
         confirm_ends: bool = False,
     ) -> None:
         self.latency = LatencyHistogram()
-        self._table = EpisodeTable(limits or EpisodeLimits(), make_id)
+        limits = limits or EpisodeLimits()
+        self._table = EpisodeTable(limits, make_id)
+        self._rate = None if limits.max_rate is None else RateLimit(limits.max_rate)
         self._make_id = make_id
         self._is_stale = is_stale
         self._confirm_ends = confirm_ends
@@ -403,6 +406,7 @@ class Episodes:
     ) -> list[Effect]:
         table = self._table
         self._check_budget(session, event.size)
+        self._check_rate(session, now)
         effects = self._take(session, episode, event)
         size = self._charge(session, event)
         record = episode.observe(event.observation, size=size)
@@ -518,6 +522,18 @@ class Episodes:
                 f"{session.num_bytes} bytes of this client wait for the runner, and this message "
                 f"has {size}: the limit is {limit} of EpisodeLimits.max_client_bytes={budget}; "
                 "wait, or go on to the next observations"
+            )
+
+    def _check_rate(self, session: ClientSession, now: float) -> None:
+        """Refuse a request for an action of a client that asks too often."""
+        if self._rate is None:
+            return
+        wait = self._rate.take(session.user or session.secret, now)
+        if wait:
+            self._table.counts.over_rate += 1
+            raise _NoRoomError(
+                f"this client asks for more than {self._rate.rate:g} actions per second, which is "
+                f"the limit (EpisodeLimits.max_rate); ask again in {max(wait, 0.001):.3f} s"
             )
 
     def _check_rewards(self, episode: Episode, parts: list[tuple[ByAgent, ByAgent]]) -> None:

@@ -62,7 +62,7 @@ class Join(_OfPeer, frozen=True, gc=False):
     name: str
     #: Secret of the session to go on with; "": a new one.
     resume: str = ""
-    #: Public key of the peer; "" without keys.
+    #: Public key of the peer, or name of the token that it has shown; "" without them.
     user: str = ""
 
 
@@ -258,6 +258,9 @@ class EpisodeLimits:
     #: By how many versions the weights that a client has acted with may be behind the published
     #: ones, for the step to become a row; None: by any number.
     max_version_lag: int | None = None
+    #: Actions per second that one client is chosen; one second's worth may be asked for at once.
+    #: Clients that show one token with a name, or one key, are one. None: any number.
+    max_rate: float | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -266,6 +269,7 @@ class EpisodeLimits:
                 object.__setattr__(self, item.name, value)
         check_number("max_version_lag", self.max_version_lag, whole=True, least=0, optional=True)
         check_number("lease", self.lease, over=0.0, finite=True)
+        check_number("max_rate", self.max_rate, over=0.0, finite=True, optional=True)
 
 
 class BridgeStatistics(msgspec.Struct, kw_only=True):
@@ -314,6 +318,8 @@ class BridgeStatistics(msgspec.Struct, kw_only=True):
     surprises: int = 0
     #: Requests that were refused as one client has too many episodes, or bytes that wait.
     over_budget: int = 0
+    #: Requests for actions that were refused as their client asks too often.
+    over_rate: int = 0
     resent: int = 0
     #: Clients that came back to their session.
     resumed: int = 0

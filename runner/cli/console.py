@@ -51,6 +51,7 @@ _OPTIONS = {
     "allow": "--allow",
     "server_key": "--server-key",
     "bind": "--bind",
+    "max_rate": "--max-rate",
     "origins": "--origin",
     "num_actors": "--num-actors",
     "num_envs": "--num-envs",

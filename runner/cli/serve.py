@@ -65,6 +65,7 @@ def serve(
     keys: options.Keys = None,
     allow: options.Allow = None,
     insecure: options.Insecure = False,
+    max_rate: options.MaxRate = None,
     record: options.Record = None,
     metrics: options.Metrics = None,
     explore: options.Explore = False,
@@ -107,7 +108,7 @@ def serve(
                 insecure=insecure,
                 gateway=gateway,
                 confirm_ends=writer is not None,
-                limits=EpisodeLimits(lease=lease),
+                limits=EpisodeLimits(lease=lease, max_rate=max_rate),
             )
         )
         server = PolicyServer(bridge, makers, split=split, writer=writer, explore=explore)

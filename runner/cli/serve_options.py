@@ -25,6 +25,7 @@ __all__ = [
     "Lease",
     "MaxConnections",
     "MaxMessageBytes",
+    "MaxRate",
     "Metrics",
     "Origin",
     "Record",
@@ -122,6 +123,14 @@ Insecure = Annotated[
     typer.Option(
         "--insecure",
         help="Allow addresses that other machines reach, without keys, token or TLS.",
+    ),
+]
+MaxRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Actions per second for each client; one that asks for more is refused, and told when "
+        "to ask again.",
+        show_default="any number",
     ),
 ]
 Record = Annotated[

@@ -110,6 +110,8 @@ def rows_of(now: Snapshot, before: Snapshot | None) -> list[tuple[str, str, str]
         rows.append(("actions of clients", "", f"{bridge.logged_actions:,}"))
     if now.recorded:
         rows.append(("recorded", "", f"{now.recorded:,} episodes, {now.recorded_rows:,} rows"))
+    if bridge.over_rate:
+        rows.append(("refused for --max-rate", "", f"{bridge.over_rate:,}"))
     if bridge.faulty:
         rows.append(("episodes of lost clients", "", f"{bridge.faulty:,}"))
     for kind, count in now.errors.items():

@@ -376,6 +376,23 @@ def test_a_share_of_the_episodes_is_answered_by_a_canary(
     assert re.search(rf"model {canary} +{2 * len(of_canary)} answers", said), said
 
 
+def test_who_asks_too_often_is_refused_and_can_come_again() -> None:
+    with Server("--max-rate", "2") as server, connect(server) as client:
+        client.start_episode("e")
+        refusals, answered = [], 0
+        while answered < 4:
+            try:
+                assert client.get_action("e", seen(answered)) == answered
+                answered += 1
+            except OverloadedError as exc:
+                refusals.append(str(exc))
+        client.end_episode("e", seen(answered))
+        said = server.end()
+    assert refusals
+    assert re.search(r"more than 2 actions per second.*ask again in 0\.\d\d\d s", refusals[0])
+    assert re.search(rf"refused for --max-rate +{len(refusals):,} ", said), said
+
+
 def is_let_in(address: str, token: str) -> bool:
     """Say hello at a gateway with a token, and go."""
     with TcpClient(address.removeprefix("stream://")) as client:

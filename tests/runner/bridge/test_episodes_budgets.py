@@ -400,3 +400,49 @@ def test_an_id_has_no_control_characters() -> None:
     for name in ("a\nb", "\x1b[2J", "\x00", "\u202e"):
         assert "control character" in refusal(start(scene, A, name))
     assert isinstance(start(scene, A, "Ä ok"), SendReply)
+
+
+def asked(scene: Scene, peer: bytes, episode: str) -> Any:
+    return scene.do(Observe(peer, scene.number(peer), episode, {AGENT: 0}))
+
+
+def test_who_asks_too_often_is_told_when_to_come_again_and_is_nobody_elses_trouble() -> None:
+    scene = Scene(B, max_rate=4.0)
+    for peer, episodes in ((A, "abcdefg"), (B, "z")):
+        for episode in episodes:
+            start(scene, peer, episode)
+    assert [asked(scene, A, episode) for episode in "abcd"] == [None] * 4
+    told = over_budget(asked(scene, A, "e"))
+    assert "more than 4 actions per second" in told
+    assert "ask again in 0.250 s" in told
+    assert asked(scene, B, "z") is None
+    scene.now += 0.25
+    assert asked(scene, A, "e") is None
+    over_budget(asked(scene, A, "f"))
+    assert scene.episodes.statistics().over_rate == 2
+    records = scene.take()
+    assert records.keys() == set("abcdez")
+    assert not any(record.missed for record in records.values())
+
+
+def test_a_request_that_was_refused_for_the_rate_leaves_no_gap_when_it_comes_again() -> None:
+    scene = Scene(max_rate=1.0)
+    start(scene, A, "a")
+    assert asked(scene, A, "a") is None
+    scene.take()
+    scene.choose("a", 1)
+    over_budget(asked(scene, A, "a"))
+    scene.now += 1.0
+    assert asked(scene, A, "a") is None
+    record = scene.take()["a"]
+    assert (record.missed, record.unacted) == (False, False)
+
+
+def test_all_clients_of_one_token_or_key_are_one() -> None:
+    scene = Scene(max_rate=1.0)
+    for peer in (b"x", b"y"):
+        scene.numbers[peer] = itertools.count(1)
+        scene.do(Join(peer, scene.number(peer), "sim", user="alice"))
+        start(scene, peer, peer.decode())
+    assert asked(scene, b"x", "x") is None
+    over_budget(asked(scene, b"y", "y"))

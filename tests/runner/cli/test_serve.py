@@ -29,6 +29,8 @@ from envbus.runner.cli.main import main
         (["--seconds", "-1"], "--seconds"),
         (["--metrics", "9090"], "HOST:PORT"),
         (["--reload"], "--reload looks at the file of a model"),
+        (["--max-rate", "0"], "--max-rate must be"),
+        (["--max-rate", "inf"], "--max-rate must be"),
         (["--canary", "zero"], "model2.onnx=0.1"),
         (["--canary", "zero=2"], "the share of zero"),
         (["--canary", "missing.onnx=0.5"], "there is no model"),
