@@ -38,7 +38,15 @@ from envbus.runner.bridge.hosting import Hosts, PrivateEndpoint, Where
 from envbus.runner.bridge.models import Models
 from envbus.runner.bridge.requests import checked, told
 from envbus.runner.bridge.results import BridgeResult
-from envbus.runner.bridge.vocabulary import BridgeStatistics, Confirm, Drain, EpisodeLimits, GiveUp
+from envbus.runner.bridge.vocabulary import (
+    BridgeClient,
+    BridgeStatistics,
+    Confirm,
+    Drain,
+    EpisodeLimits,
+    GiveUp,
+    RequestNote,
+)
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.monitoring.figures import PartFigures, figures_of
@@ -155,6 +163,7 @@ class ExternalEnvBridge(StaysHere):
             try:
                 own = self._entrance(PRELOAD)
                 self._gateway = Gateway(own.endpoint, gateway, keys=own.keys)
+                self._dispatcher.find_client = self._gateway.client_of
                 self._broker.watch(self._gateway.fileno())
             except BaseException:
                 self.stop()
@@ -259,6 +268,20 @@ class ExternalEnvBridge(StaysHere):
             if on_spaces is None
             else lambda told: on_spaces(told.observation_space, told.action_space)
         )
+
+    def watch_requests(self, on_request: Callable[[RequestNote], object] | None) -> None:
+        """Hear of each request for an episode, and of each client that joins; of no other content.
+
+        Args:
+            on_request: Called by `poll`, before the request is answered; it raises nothing. Of a
+                request for an action that is not refused it is called when that has come, and
+                nothing is chosen yet.
+        """
+        self._dispatcher.on_request = on_request
+
+    def client_of(self, episode_id: str) -> BridgeClient | None:
+        """Return whose an episode is; None: it is not open."""
+        return self._dispatcher.client_of(episode_id)
 
     @property
     def is_multi_agent(self) -> bool:

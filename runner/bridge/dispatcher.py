@@ -19,12 +19,20 @@ from msgspec import structs
 from envbus.actors.external.agreement import Agreement
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import RefusedError, SpaceMismatchError
-from envbus.actors.external.protocol import BRIDGE, ActionChosen, BridgeJoined, GetModel, JoinBridge
+from envbus.actors.external.protocol import (
+    BRIDGE,
+    ActionChosen,
+    BridgeJoined,
+    EpisodeStarted,
+    GetModel,
+    JoinBridge,
+)
 from envbus.bus.brief import brief, cut
 from envbus.bus.broker.events import Notify, PeerLeft, PeerReady
 from envbus.bus.broker.loop import Broker, Outcome
 from envbus.bus.complaints import Complaints, Lines
 from envbus.bus.errors import EncodeError, ProtocolError, TransportError
+from envbus.bus.gateway.client_identity import GatewayClient
 from envbus.bus.wire.codec import decode
 from envbus.bus.wire.frames import Frames
 from envbus.bus.wire.messages import Failed, FailureCode, Header, Kind, Reply
@@ -36,6 +44,8 @@ from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
     Act,
     Admit,
+    BridgeClient,
+    ClientCall,
     ClientLost,
     Confirm,
     Effect,
@@ -43,6 +53,7 @@ from envbus.runner.bridge.vocabulary import (
     GiveUp,
     Join,
     Refuse,
+    RequestNote,
     SendReply,
     Tick,
     Unsent,
@@ -87,6 +98,9 @@ class EpisodeDispatcher:
         agreement: As above; None until the first client has told it.
         policy_ids: What clients are told of who may act.
         on_spaces: See `ExternalEnvBridge.use_spaces`; None: any spaces will do, for good.
+        find_client: Returns who has come in at the gateway under a peer's id.
+        on_request: Told of each request for an episode, and of each that joins, before its answer;
+            None: nobody wants to know.
         refused: Requests that were refused for what they hold, before any episode was asked.
         complaints: About requests that made this program raise what is no refusal.
     """
@@ -107,14 +121,18 @@ class EpisodeDispatcher:
         self._is_given = agreement is not None
         self.on_spaces: Callable[[Agreement], object] | None = None
         self.policy_ids: list[str] = []
+        self.find_client: Callable[[bytes], GatewayClient | None] = lambda _: None
+        self.on_request: Callable[[RequestNote], object] | None = None
         self.refused = 0
         self.complaints = Complaints(logger)
         self._lines = Lines(logger)
         #: Peers that know no ext types.
         self._plain: set[bytes] = set()
         self._names: dict[bytes, str] = {}
-        #: Public keys of peers, where there are keys.
+        #: Public keys of peers, where there are keys, or names of the tokens that they have shown.
         self._users: dict[bytes, str] = {}
+        #: Of those that have come in at the gateway.
+        self._addresses: dict[bytes, str] = {}
         #: Those of whom the log has told.
         self._greeted: set[bytes] = set()
         #: What the broker has taken and this has not.
@@ -208,6 +226,14 @@ class EpisodeDispatcher:
             self.perform(effects)
         return BridgeResult.of(records)
 
+    def client_of(self, episode_id: str) -> BridgeClient | None:
+        """Return whose an open episode is."""
+        holder = self._episodes.holder(episode_id)
+        if holder is None:
+            return None
+        peer, name, user = holder
+        return BridgeClient(name, user, self._addresses.get(peer, ""))
+
     def dismiss(self, failed: Failed) -> None:
         """Tell all clients that the bridge ends, and those who wait for something why."""
         for episode_id in self._episodes.open_ids():
@@ -238,10 +264,15 @@ class EpisodeDispatcher:
             if outcome.header.kind is _REQUEST:
                 self._on_request(outcome.peer, outcome.header, outcome.frames)
         elif isinstance(outcome, PeerReady):
-            if outcome.user:
-                self._users[outcome.peer] = outcome.user
+            client = self.find_client(outcome.peer)
+            if client is not None:
+                self._addresses[outcome.peer] = client.address
+            user = outcome.user if client is None else client.name or outcome.user
+            if user:
+                self._users[outcome.peer] = user
         elif isinstance(outcome, PeerLeft):
             self._users.pop(outcome.peer, None)
+            self._addresses.pop(outcome.peer, None)
             self._plain.discard(outcome.peer)
             self._greeted.discard(outcome.peer)
             if (name := self._names.pop(outcome.peer, None)) is not None:
@@ -257,8 +288,7 @@ class EpisodeDispatcher:
             check_size(header, frames)
             if header.payload_type in VERBS:
                 if self.agreement is None:
-                    self.refused += 1
-                    self._answer(peer, header.request_id, NOT_JOINED)
+                    self._turn_away(peer, header, NOT_JOINED)
                     return
                 event: Any = read(header, frames, peer, self.agreement)
             elif header.payload_type == GetModel.__name__:
@@ -271,18 +301,44 @@ class EpisodeDispatcher:
                 raise ProtocolError(
                     f"a bridge answers no {brief(header.payload_type)}; it does: {known}"
                 )
-            self.handle(event)
+            effects = self._episodes.handle(event, self._clock())
+            if self.on_request is not None:
+                self._note(event, header, effects)
+            self.perform(effects)
         except RefusedError as error:
-            self.refused += 1
-            self._answer(peer, header.request_id, error.failed())
+            self._turn_away(peer, header, error.failed())
         except ProtocolError as error:
-            self.refused += 1
             failed = Failed(code=FailureCode.PROTOCOL, message=str(error), peer=BRIDGE)
-            self._answer(peer, header.request_id, failed)
+            self._turn_away(peer, header, failed)
         except TransportError:  # not the message: this bridge itself is in trouble
             raise
         except Exception as error:  # the border: a message of one client ends nobody else's work
             self._on_surprise(peer, header, error)
+
+    def _turn_away(self, peer: bytes, header: Header, failed: Failed) -> None:
+        """Refuse a request of which the rules have not heard."""
+        self.refused += 1
+        if self.on_request is not None:
+            note = RequestNote(self._asker(peer), header.payload_type, "", _kind_of(failed))
+            self.on_request(note)
+        self._answer(peer, header.request_id, failed)
+
+    def _note(self, event: Join | ClientCall, header: Header, effects: Sequence[Effect]) -> None:
+        """Tell of a request, and what has come of it at once."""
+        assert self.on_request is not None
+        episode_id, error = getattr(event, "episode_id", None) or "", ""
+        for effect in effects:
+            if effect.peer == event.peer and effect.request_id == event.request_id:
+                if isinstance(effect, Refuse):
+                    error = _kind_of(effect.failed)
+                elif isinstance(effect, SendReply) and isinstance(effect.reply, EpisodeStarted):
+                    episode_id = effect.reply.episode_id
+        note = RequestNote(self._asker(event.peer), header.payload_type, episode_id, error)
+        self.on_request(note)
+
+    def _asker(self, peer: bytes) -> BridgeClient:
+        name = self._names.get(peer, "")
+        return BridgeClient(name, self._users.get(peer, ""), self._addresses.get(peer, ""))
 
     def _on_surprise(self, peer: bytes, header: Header, error: Exception) -> None:
         """A request made this program raise what is no refusal."""
@@ -363,3 +419,8 @@ class EpisodeDispatcher:
             text = cut(str(error), _LONGEST)
             failed = Failed(code=FailureCode.PROTOCOL, message=text, peer=BRIDGE)
             return self._broker.answer(peer, request_id, failed)
+
+
+def _kind_of(failed: Failed) -> str:
+    """Return what kind of refusal this is; its text may hold what the client has sent."""
+    return failed.remote_type or failed.code.value

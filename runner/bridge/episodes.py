@@ -222,6 +222,14 @@ class Episodes:
         self._table.ready = {**dict(ready), **again}
         return records, effects
 
+    def holder(self, episode_id: str) -> tuple[bytes, str, str] | None:
+        """Return peer (b"": it is gone), name and user of whose open episode this is."""
+        episode = self._table.open.get(episode_id)
+        if episode is None:
+            return None
+        session = self._table.owner(episode)
+        return session.peer, session.name, session.user
+
     def awaited(self, episode_id: str) -> list[Any] | None:
         """Return the agents whose actions a client waits for; None: nobody waits."""
         episode = self._table.open.get(episode_id)

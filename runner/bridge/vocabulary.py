@@ -7,7 +7,7 @@ rewards, infos and flags are dicts by agent throughout, also where there is one 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,7 @@ from envbus.runner.workers.faults import FaultCause
 __all__ = [
     "Act",
     "Admit",
+    "BridgeClient",
     "BridgeStatistics",
     "Chosen",
     "ClientCall",
@@ -38,6 +39,7 @@ __all__ = [
     "LogStep",
     "Observe",
     "Refuse",
+    "RequestNote",
     "SendReply",
     "StartCall",
     "Tick",
@@ -219,6 +221,32 @@ class Refuse(_OfPeer, frozen=True, gc=False):
 
 
 Effect: TypeAlias = Admit | SendReply | Act | Refuse
+
+# --- who asks ---------------------------------------------------------------------------------
+
+
+class BridgeClient(NamedTuple):
+    """Who a client is."""
+
+    #: As it calls itself.
+    name: str
+    #: Name of the token, or public key, that it has shown; "": none.
+    user: str = ""
+    #: Host and port, of one that has come in at the gateway; "": of others it is not known.
+    address: str = ""
+
+
+class RequestNote(NamedTuple):
+    """A request of a client, as it was taken, or refused."""
+
+    client: BridgeClient
+    #: Name of its payload, "GetAction".
+    verb: str
+    #: "": it is about none.
+    episode_id: str
+    #: Name of the error, or code of the failure, by which it was refused; "": it was not.
+    error: str
+
 
 # --- settings and statistics ------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ def serve(
     insecure: options.Insecure = False,
     max_rate: options.MaxRate = None,
     record: options.Record = None,
+    audit: options.Audit = None,
     metrics: options.Metrics = None,
     explore: options.Explore = False,
     lease: options.Lease = 30.0,
@@ -82,6 +83,7 @@ def serve(
     from envbus.runner.bridge.bridge import ExternalEnvBridge
     from envbus.runner.bridge.vocabulary import EpisodeLimits
     from envbus.runner.cli.serve_table import ServerTable
+    from envbus.runner.serving.audit import AuditLog
     from envbus.runner.serving.canary import Split, parse_canaries
     from envbus.runner.serving.loading import policy_maker
     from envbus.runner.serving.server import PolicyServer
@@ -99,6 +101,7 @@ def serve(
     with ExitStack() as stack:
         metrics_at = stack.enter_context(serving_metrics(metrics))
         writer = None if record is None else stack.enter_context(_writer(record))
+        log = None if audit is None else stack.enter_context(AuditLog(audit))
         bridge = stack.enter_context(
             ExternalEnvBridge(
                 *(spaces_of(env) or ()),
@@ -111,8 +114,12 @@ def serve(
                 limits=EpisodeLimits(lease=lease, max_rate=max_rate),
             )
         )
-        server = PolicyServer(bridge, makers, split=split, writer=writer, explore=explore)
+        server = PolicyServer(
+            bridge, makers, split=split, writer=writer, audit=log, explore=explore
+        )
         upkeep = Upkeep()
+        if log is not None:
+            upkeep.add("audit log", log.reopen)
         for name in split.names:
             upkeep.add(name, functools.partial(server.reload, name), models.get(name))
         if bridge.gateway is not None:

@@ -15,6 +15,7 @@ from envbus.runner.cli.console import Metrics
 
 __all__ = [
     "Allow",
+    "Audit",
     "Bind",
     "Canary",
     "CanarySeed",
@@ -139,6 +140,14 @@ Record = Annotated[
         metavar="DIR",
         help="Write episodes there when they end, as Parquet. A client whose end_episode has "
         "returned finds its episode there, whatever becomes of the server.",
+    ),
+]
+Audit = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Append there who asks what, as JSON in lines, without observations and actions. "
+        "Opened anew after SIGHUP.",
     ),
 ]
 Explore = Annotated[

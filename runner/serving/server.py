@@ -7,6 +7,7 @@ Leaves out how it looks to people (`cli/serve_table.py`) and what the command li
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,11 +20,12 @@ from envbus.actors.external.errors import SpaceMismatchError
 from envbus.bus.complaints import Complaints
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, acting
-from envbus.runner.bridge.vocabulary import BridgeStatistics
+from envbus.runner.bridge.vocabulary import BridgeClient, BridgeStatistics, RequestNote
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.monitoring.figures import PartFigures
 from envbus.runner.monitoring.registry import show
 from envbus.runner.serving.answering import ObservingAgent, Recording
+from envbus.runner.serving.audit import AuditEntry, AuditLog
 from envbus.runner.serving.canary import Split
 from envbus.runner.serving.loading import Maker, load_policies
 from envbus.runner.serving.models import ModelCounts, ServedModels
@@ -35,6 +37,8 @@ logger = logging.getLogger("envbus.runner.serving")
 
 #: Name of a model that has no other beside it.
 _SOLE = "policy"
+#: Where a word begins in the name of a payload.
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _WHAT = {
     "policy": "the policy raised",
     "action": "the policy's action was not sent",
@@ -58,7 +62,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     rows: int
     largest_batch: int
-    #: Errors by kind: "policy", "action", "refused", "time-out", "recording". Those that occurred.
+    #: Errors by kind: "policy", "action", "refused", "time-out", "recording", "audit". Those that
+    #: occurred.
     errors: dict[str, int]
     #: Of actions, by bucket; for `LatencyHistogram.add_counts`.
     latency: dict[int, int]
@@ -79,6 +84,7 @@ class PolicyServer:
             loaded anew; by name, where there are several models.
         split: Which episode has which of them; None: there is one.
         writer: An `EpisodeWriter`, or nothing is recorded.
+        audit: Is told who asks what; None: nobody is.
         explore: Whether actions are sampled, instead of the best ones.
 
     Raises:
@@ -93,6 +99,7 @@ class PolicyServer:
         *,
         split: Split | None = None,
         writer: Any = None,
+        audit: AuditLog | None = None,
         explore: bool = False,
     ) -> None:
         self._bridge = bridge
@@ -100,6 +107,9 @@ class PolicyServer:
         self._makers = dict(make) if isinstance(make, Mapping) else {split.names[0]: make}
         assert self._makers.keys() == set(split.names), "a model and its share have one name"
         self._writer = writer
+        self._audit = audit
+        if audit is not None:
+            bridge.watch_requests(self._note)
         self._models = ServedModels(split, explore=explore)
         self._loader = ModelLoader()
         #: For which the models were made.
@@ -168,6 +178,7 @@ class PolicyServer:
             **self._complaints.counts,
             "refused": bridge.refused + bridge.surprises,
             "time-out": bridge.timeouts,
+            "audit": 0 if self._audit is None else self._audit.lost,
         }
         return Snapshot(
             seconds=time.monotonic() - self._began,
@@ -241,6 +252,7 @@ class PolicyServer:
             asked += [ObservingAgent(episode_id, agent, observations[agent]) for agent in agents]
         failed: dict[str, Exception] = {}
         versions: dict[str, int] = {}
+        names: dict[str, str] = {}
         for batch in models.choose(asked):
             counts, rows = self._counts, len(batch.rows)
             counts["batches"] += 1
@@ -251,6 +263,7 @@ class PolicyServer:
                 self._complain("policy", batch.error)
                 continue
             for index, one in enumerate(batch.rows):
+                names[one.episode_id] = batch.model
                 version = versions.get(one.episode_id, batch.version)
                 versions[one.episode_id] = max(version, batch.version)
                 if one.episode_id in actions:
@@ -259,6 +272,11 @@ class PolicyServer:
                 self._recording.acted(batch, off_policy)
         for episode_id in failed:
             actions.pop(episode_id, None)
+        if self._audit is not None:
+            self._audit.write(
+                self._chosen(i, names.get(i, ""), versions.get(i), failed.get(i))
+                for i in (*actions, *failed)
+            )
         by_version: dict[int, dict[str, dict[Any, Any]]] = {}
         for episode_id, own in actions.items():  # of some no agent is to act
             by_version.setdefault(versions.get(episode_id, 0), {})[episode_id] = own
@@ -284,6 +302,28 @@ class PolicyServer:
             if error is not None:
                 self._complain("recording", error)
             self._bridge.confirm([episode_id], error, traceback=False)
+
+    def _note(self, note: RequestNote) -> None:
+        """A client has asked for something. Of actions is told when they are chosen."""
+        assert self._audit is not None
+        verb = _WORD.sub("_", note.verb).lower()
+        if note.error or verb != "get_action":
+            entry = AuditEntry(
+                client=note.client, verb=verb, episode=note.episode_id, error=note.error
+            )
+            self._audit.write([entry])
+
+    def _chosen(
+        self, episode_id: str, model: str, version: int | None, error: Exception | None
+    ) -> AuditEntry:
+        return AuditEntry(
+            client=self._bridge.client_of(episode_id) or BridgeClient(""),
+            verb="get_action",
+            episode=episode_id,
+            policy=model,
+            version=version,
+            error="" if error is None else type(error).__name__,
+        )
 
     def _complain(self, kind: str, error: Exception) -> None:
         text = f"{_WHAT[kind]}: {type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import re
 import signal
@@ -22,7 +23,12 @@ import psutil
 import pytest
 from gymnasium import spaces
 
-from envbus.actors import ClientTimeouts, ExternalEnvClient, SpaceMismatchError
+from envbus.actors import (
+    ClientTimeouts,
+    EpisodeNotFoundError,
+    ExternalEnvClient,
+    SpaceMismatchError,
+)
 from envbus.bus.errors import OverloadedError
 from envbus.bus.wire.codec import decode_header
 from envbus.bus.wire.messages import Kind, Token, Welcome
@@ -391,6 +397,41 @@ def test_who_asks_too_often_is_refused_and_can_come_again() -> None:
     assert refusals
     assert re.search(r"more than 2 actions per second.*ask again in 0\.\d\d\d s", refusals[0])
     assert re.search(rf"refused for --max-rate +{len(refusals):,} ", said), said
+
+
+def audited(file: Path) -> list[tuple[Any, ...]]:
+    told = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    names = ("verb", "episode", "version", "error")
+    return [tuple(line.get(name, "") for name in names) for line in told]
+
+
+def test_the_audit_log_says_who_asked_what_and_can_be_rotated(tmp_path: Path) -> None:
+    log, moved = tmp_path / "log", tmp_path / "log.1"
+    with Server("--audit", str(log), "--drain-timeout", "0.1") as server:
+        with ExternalEnvClient(server.addresses[0], name="sim", **SPACES) as client:
+            client.start_episode("e")
+            client.get_action("e", seen(3))
+            client.log_returns("e", 1.0)
+            with pytest.raises(ArithmeticError):
+                client.get_action("e", seen(FAILURE))
+            with pytest.raises(EpisodeNotFoundError):
+                client.get_action("f", seen(3))
+            log.rename(moved)
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(log.exists, "the next log")
+            client.end_episode("e", seen(4))
+        said = server.end()
+    assert audited(moved) == [
+        ("join_bridge", "", "", ""),
+        ("start_episode", "e", "", ""),
+        ("get_action", "e", 0, ""),
+        ("log_returns", "e", "", ""),
+        ("get_action", "e", "", "ArithmeticError"),
+        ("get_action", "f", "", "EpisodeNotFound"),
+    ]
+    assert audited(log) == [("end_episode", "e", "", "")]
+    assert json.loads(moved.read_text("utf-8").splitlines()[0])["client"] == "sim"
+    assert server.process.returncode == 0, said
 
 
 def is_let_in(address: str, token: str) -> bool:
