@@ -52,6 +52,7 @@ def serve(
     canary: options.Canary = None,
     canary_seed: options.CanarySeed = 0,
     reload: options.Reload = False,
+    workers: options.Workers = None,
     env: options.SpacesOf = None,
     bind: options.Bind = None,
     tcp: options.Tcp = None,
@@ -91,7 +92,12 @@ def serve(
 
     find_modules_here()
     split = Split(policy, parse_canaries(canary or []), seed=canary_seed)
-    makers = {name: policy_maker(name) for name in split.names}
+    if workers is None:
+        makers = {name: policy_maker(name) for name in split.names}
+    else:
+        from envbus.runner.serving.workers import in_workers
+
+        makers = {name: in_workers(name, workers) for name in split.names}
     models = _model_files(split.names) if reload else {}
     limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}
     gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, limits, insecure=insecure)

@@ -39,6 +39,7 @@ __all__ = [
     "TlsKey",
     "TokenFile",
     "WebSocket",
+    "Workers",
 ]
 
 Served = Annotated[
@@ -163,4 +164,12 @@ DrainTimeout = Annotated[
 Seconds = Annotated[
     float | None,
     typer.Option(min=0.0, help="End, as after Ctrl-C, after so many.", show_default="never"),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Choose actions in so many processes, which share what waits; each has the policy.",
+        show_default="in this process",
+    ),
 ]

@@ -44,6 +44,16 @@ def picky(action_space: Any) -> Callable[[Any], Any]:
     return echo(action_space)
 
 
+def whose(action_space: Any) -> Callable[[Any], Any]:
+    """Its actions are the first number of the observation, and the process that has chosen."""
+    assert action_space.shape == (2,)
+
+    def policy(observations: Any) -> Any:
+        return np.stack([observations[:, 0], np.full(len(observations), os.getpid())], axis=1)
+
+    return policy
+
+
 def from_file(action_space: Any) -> Callable[[Any], Any]:
     """Its action stands in a file, which is read when it is made."""
     number = int(Path(os.environ[MODEL]).read_text("utf-8"))
@@ -69,6 +79,12 @@ class InWorker(FunctionPolicy):
 #: The variable of the environment that names the folder of those files.
 WORKERS = "ENVBUS_TEST_WORKERS"
 _workers: list[PolicyWorkers] = []
+
+
+def noted(action_space: Any) -> Callable[[Any], Any]:
+    """`from_file`; its process' id is the name of a file."""
+    (Path(os.environ[WORKERS]) / str(os.getpid())).touch()
+    return from_file(action_space)
 
 
 def echo_in_workers(action_space: Any) -> Any:

@@ -39,7 +39,7 @@ from envbus.runner.serving.server import PolicyServer
 from tests.bus.gateway.bus import TcpClient, hello, message
 from tests.integration.bus_programs import free_port
 from tests.integration.group_children import wait_until
-from tests.integration.served_policies import FAILURE, MODEL, SPACES
+from tests.integration.served_policies import FAILURE, MODEL, SPACES, WORKERS
 from tests.integration.simulators import in_thread
 from tests.sources import ROOT
 
@@ -397,6 +397,39 @@ def test_who_asks_too_often_is_refused_and_can_come_again() -> None:
     assert refusals
     assert re.search(r"more than 2 actions per second.*ask again in 0\.\d\d\d s", refusals[0])
     assert re.search(rf"refused for --max-rate +{len(refusals):,} ", said), said
+
+
+@pytest.mark.slow
+def test_workers_that_die_or_get_another_model_lose_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = tmp_path / "model", tmp_path / "workers"
+    folder.mkdir()
+    monkeypatch.setenv(MODEL, str(model))
+    monkeypatch.setenv(WORKERS, str(folder))
+    model.write_text("1")
+
+    def pids() -> set[int]:
+        return {int(file.name) for file in folder.iterdir()}
+
+    with Server("--workers", "2", "--drain-timeout", "5", policy="noted") as server:
+        with Asking(server) as asking:
+            asking.wait_for(1)
+            first = pids()
+            assert len(first) == 2
+            psutil.Process(min(first)).kill()
+            wait_until(lambda: len(pids()) == 3, "it is replaced")
+            asking.wait_for(1)
+            before = pids()
+            model.write_text("2")
+            server.process.send_signal(signal.SIGHUP)
+            asking.wait_for(2)
+            wait_until(lambda: not any(map(psutil.pid_exists, before)), "the former ones end")
+            assert len(pids() - before) == 2
+        said = server.end()
+    assert server.process.returncode == 0, said
+    assert "errors: policy" not in said
+    wait_until(lambda: not any(map(psutil.pid_exists, pids())), "all end with the server")
 
 
 def audited(file: Path) -> list[tuple[Any, ...]]:
