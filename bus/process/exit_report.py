@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Final
 
-__all__ = ["KillExplainer", "is_complete", "last_words", "tidy"]
+__all__ = ["KillExplainer", "innermost_line", "is_complete", "last_words", "tidy"]
 
 #: Seconds for which a rise of the kernel's counter explains a SIGKILL. The kernel counts before
 #: the process, which may have gigabytes to give back, is gone.
@@ -116,6 +117,11 @@ _THREAD, _CURRENT = "Thread 0x", "Current thread 0x"
 #: The outermost frame of a child that is its own business, and its watchdog's only one.
 _ENTRY: Final = re.compile(r'bus/process/child\.py", line \d+ in _run$')
 _WATCHDOG: Final = re.compile(r'bus/process/child\.py", line \d+ in _watch$')
+#: One frame.
+_FRAME: Final = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+#: Files of envbus; of Python's own library, and what has no file.
+_OURS: Final = re.compile(r"/envbus/(?:bus|actors|runner)/")
+_LIBRARY: Final = re.compile(r"^<|/lib(?:64)?/python3[.\d]*/(?!(?:site|dist)-packages/)")
 #: What follows the sections of a crash, and is long.
 _EXTENSIONS: Final = "Extension modules:"
 
@@ -144,6 +150,25 @@ def tidy(text: str) -> list[str]:
     threads = [_without_entry(lines) for lines in sections[1:] if not _is_watchdog(lines)]
     threads.sort(key=lambda lines: not lines[0].startswith(_CURRENT))
     return head + [line for lines in threads for line in lines]
+
+
+def innermost_line(text: str) -> str:
+    """Return where the first thread of a tidied dump is: `sims/walker.py:88 in step`; "": nowhere.
+
+    Of what runs inside envbus, an env for example, that is the innermost line that is not of
+    Python's own library.
+    """
+    _, *lines = text.splitlines() or [""]
+    section = takewhile(lambda line: not line.startswith((_THREAD, _CURRENT)), lines)
+    frames = [frame for line in section if (frame := _FRAME.match(line))]
+    guests = list(takewhile(lambda frame: not _OURS.search(frame["file"]), frames))
+    own = [frame for frame in guests if not _LIBRARY.search(frame["file"])]
+    return next((_place(frame) for frame in [*own, *guests, *frames]), "")
+
+
+def _place(frame: re.Match[str]) -> str:
+    file = "/".join(frame["file"].split("/")[-2:])
+    return f"{file}:{frame['line']} in {frame['function']}"
 
 
 def _is_watchdog(lines: list[str]) -> bool:

@@ -60,17 +60,33 @@ _STATES: Final = {
 class StackFile:
     """A nameless file that one process writes its stacks to and another reads.
 
+    Args:
+        fd: A descriptor of a file that is there, which is closed with this; None: of a new one.
+
     Attributes:
         fd: Its descriptor, to be handed to the process that writes; -1 once that one alone has it.
     """
 
-    def __init__(self) -> None:
-        self.fd = create_memfd(_LABEL)
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = create_memfd(_LABEL) if fd is None else fd
         # Writes go to the end, wherever that is after `clear`.
         fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_APPEND)
         self._inode = os.fstat(self.fd).st_ino
         #: The writer's descriptor, by which the file is opened when `fd` is closed.
         self._path = ""
+
+    @classmethod
+    def of(cls, pid: int) -> StackFile | None:
+        """Open the file of a process that writes its stacks to one; whoever started it.
+
+        None: it does not, so that `STACK_SIGNAL` would end it; it is another user's; it is gone.
+        """
+        with contextlib.suppress(OSError):
+            if _catches_the_signal(pid):
+                for number in os.listdir(f"/proc/{pid}/fd"):
+                    with contextlib.suppress(OSError):
+                        return cls(_open(f"/proc/{pid}/fd/{number}"))
+        return None
 
     def leave_to(self, pid: int) -> None:
         """Close this process' descriptor if the file can be opened by that of process `pid`."""
@@ -114,13 +130,35 @@ class StackFile:
         Raises:
             OSError: It is another one, or its process is gone or of another user.
         """
-        if not os.readlink(path).startswith(f"/memfd:{_LABEL}"):  # to open others may block
-            raise FileNotFoundError(path)
-        fd = os.open(path, os.O_RDWR)
+        fd = _open(path)
         if os.fstat(fd).st_ino != self._inode:  # of another process that has got the same id
             os.close(fd)
             raise FileNotFoundError(path)
         return fd
+
+
+def _open(path: str) -> int:
+    """Open a file of stacks by a process' descriptor.
+
+    Raises:
+        OSError: It is another file, or the process is gone or of another user.
+    """
+    if not os.readlink(path).startswith(f"/memfd:{_LABEL}"):  # to open others may block
+        raise FileNotFoundError(path)
+    return os.open(path, os.O_RDWR)
+
+
+def _catches_the_signal(pid: int) -> bool:
+    """Return whether a process has a handler for `STACK_SIGNAL`, as Linux tells.
+
+    Raises:
+        OSError: It is gone.
+    """
+    with open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (STACK_SIGNAL - 1) & 1)
+    return False
 
 
 def offer_stacks(fd: int) -> None:

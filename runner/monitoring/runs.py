@@ -16,10 +16,21 @@ from typing import Final, NamedTuple
 import msgspec
 
 from envbus.bus.errors import EnvbusError
+from envbus.bus.process.descendants import process_state
+from envbus.bus.process.stacks import STACK_SIGNAL, StackFile, describe_stacks
 from envbus.runner.monitoring.figures import RunFigures
 from envbus.runner.monitoring.listener import PREFIX, Question
 
-__all__ = ["RunAddress", "Usage", "UsageReader", "ask", "find_runs", "kill_process"]
+__all__ = [
+    "RunAddress",
+    "Usage",
+    "UsageReader",
+    "ask",
+    "find_runs",
+    "kill_process",
+    "restart_process",
+    "stacks_of",
+]
 
 #: Where the kernel lists all Unix sockets, with their names.
 _SOCKETS: Final = "/proc/net/unix"
@@ -28,6 +39,10 @@ _TIMEOUT: Final = 2.0
 #: Bytes of an answer: a run of 10,000 actors has 2 MB.
 _LONGEST_ANSWER: Final = 64 * 2**20
 
+#: Seconds for stacks: they need some ten milliseconds, on a busy machine some hundred.
+_STACKS_TIMEOUT: Final = 1.0
+#: What the kernel says of processes that do nothing until somebody lets them go on.
+_STOPPED: Final = ("T", "t")
 #: Processes whose memory is read again at one look.
 _MEMORY_READS: Final = 64
 
@@ -143,6 +158,61 @@ def kill_process(run: RunFigures, name: str) -> int:
             return process.pid
     names = ", ".join(process.name for part in run.parts for process in part.processes)
     raise EnvbusError(f"no process {name!r}; there are: {names or 'none'}")
+
+
+def restart_process(run: int, part: str, name: str) -> int:
+    """Kill a process of a part, so that its owner starts it again; return its id.
+
+    Args:
+        run: Process id of the run, which is asked anew: another process may have the id since.
+        part: Name of the part.
+        name: Name of the process.
+
+    Raises:
+        EnvbusError: The run does not answer; and as `kill_process` does.
+    """
+    address = next((address for address in find_runs() if address.pid == run), None)
+    figures = None if address is None else ask(address)
+    if figures is None:
+        raise EnvbusError(f"run {run} does not answer, and would not start {name} again")
+    parts = [one for one in figures.parts if one.name == part]
+    return kill_process(msgspec.structs.replace(figures, parts=parts), name)
+
+
+def stacks_of(pid: int, timeout: float = _STACKS_TIMEOUT) -> str:
+    """Return the Python stacks of all threads of a process that a run has started.
+
+    Needs no help of that run, which may hang itself.
+
+    Args:
+        pid: Its process id.
+        timeout: Seconds.
+
+    Returns:
+        As text, the thread that works first; or why there are none.
+
+    Raises:
+        EnvbusError: It is no such process, another user's, or gone; it gets no signal then.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except (OSError, OverflowError) as exc:
+        raise EnvbusError(f"process {pid} cannot be asked for its stacks: {exc}") from exc
+    try:
+        file = StackFile.of(pid)
+        if file is None:
+            raise EnvbusError(
+                f"process {pid} does not show its stacks: no actor, runner or policy worker has "
+                f"this id; `py-spy dump --pid {pid}` may see more"
+            )
+        with contextlib.closing(file):
+            file.clear()
+            with contextlib.suppress(ProcessLookupError):  # which the text says
+                signal.pidfd_send_signal(process, STACK_SIGNAL)
+            patience = 0.0 if process_state(pid) in _STOPPED else timeout
+            return describe_stacks([(pid, file)], patience)[0]
+    finally:
+        os.close(process)
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from envbus.bus.process.exit_report import KillExplainer, is_complete, last_words, tidy
+from envbus.bus.process.exit_report import (
+    KillExplainer,
+    innermost_line,
+    is_complete,
+    last_words,
+    tidy,
+)
 
 GIB = 2**30
 
@@ -145,3 +151,31 @@ def test_what_stands_before_the_threads_stays_there() -> None:
 )
 def test_the_main_thread_is_the_last_to_be_written(text: str, complete: bool) -> None:
     assert is_complete(text) is complete
+
+
+@pytest.mark.parametrize(
+    ("frames", "line"),
+    [
+        (["/user/sims/env.py", "/site/envbus/actors/env/slots.py"], "sims/env.py:1 in f0"),
+        (["/usr/lib/python3.11/threading.py", "/user/sims/env.py"], "sims/env.py:2 in f1"),
+        (
+            ["/usr/lib/python3.11/site-packages/ale_py/env.py", "/user/env.py"],
+            "ale_py/env.py:1 in f0",
+        ),
+        (
+            ["/usr/lib/python3.11/threading.py", "/site/envbus/actors/env/slots.py"],
+            "python3.11/threading.py:1 in f0",
+        ),
+        (["/site/envbus/bus/wire.py", "/user/env.py"], "bus/wire.py:1 in f0"),
+        (["<frozen importlib>", "/user/env.py"], "user/env.py:2 in f1"),
+        ([], ""),
+    ],
+)
+def test_the_innermost_line_is_the_guests_own(frames: list[str], line: str) -> None:
+    lines = [f'  File "{file}", line {i + 1} in f{i}' for i, file in enumerate(frames)]
+    text = "\n".join([MAIN.splitlines()[0], *lines, *OTHER.splitlines()])
+    assert innermost_line(text) == line
+
+
+def test_a_text_without_stacks_has_no_innermost_line() -> None:
+    assert innermost_line("") == innermost_line("no stack of process 3: it has ended") == ""

@@ -91,3 +91,36 @@ def test_nobody_asked_is_answered_at_once() -> None:
 def test_the_signal_is_none_that_programs_use() -> None:
     if hasattr(signal, "SIGRTMIN"):
         assert signal.SIGRTMIN + 4 < STACK_SIGNAL < signal.SIGRTMAX - 4
+
+
+PROGRAM = """
+import faulthandler, sys
+from envbus.bus.process.stacks import offer_stacks
+if sys.argv[1] == "offers":
+    offer_stacks(int(sys.argv[2]))
+print("up", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(not LEFT_TO_WRITERS, reason="no memfd or no /proc here")
+@pytest.mark.parametrize(("does", "found"), [("offers", True), ("only has it open", False)])
+def test_the_file_is_found_of_a_process_that_writes_to_it_and_of_no_other(
+    file: StackFile, does: str, found: bool
+) -> None:
+    command = [sys.executable, "-c", PROGRAM, does, str(file.fd)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, pass_fds=[file.fd], **pipes) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        other = StackFile.of(writer.pid)
+        assert (other is not None) == found
+        if other is not None:
+            other.clear()
+            writer.send_signal(STACK_SIGNAL)
+            (text,) = describe_stacks([(writer.pid, other)], timeout=10.0)
+            assert text.startswith("Current thread")
+            other.close()
+        writer.communicate(b"\n")
+    assert writer.returncode == 0
+    assert StackFile.of(writer.pid) is None

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 import envbus
@@ -26,6 +27,8 @@ from envbus.runner.monitoring.runs import (
     ask,
     find_runs,
     kill_process,
+    restart_process,
+    stacks_of,
 )
 from tests.waiting import wait_until
 
@@ -230,3 +233,47 @@ def test_nobody_is_killed_whom_nobody_starts_again(envs: envbus.BusVectorEnv) ->
         pytest.raises(EnvbusError, match="no process of its own"),
     ):
         kill_process(look(), "this process")
+
+
+def test_a_process_is_restarted_by_part_and_name(envs: envbus.BusVectorEnv) -> None:
+    with envbus.make_vec(Heavy, 2, num_actors=1, restart=True) as others:
+        others.reset()
+        names = [part.name for part in look().parts]
+        assert restart_process(os.getpid(), names[1], "actor-0") == others.actor_pids()[0]
+        with pytest.raises(EnvbusError, match="there are: actor-0"):
+            restart_process(os.getpid(), names[1], "actor-1")
+    with pytest.raises(EnvbusError, match="run 1 does not answer"):
+        restart_process(1, names[0], "actor-0")
+
+
+def test_the_stacks_of_an_actor_that_hangs_are_shown_without_its_owner(
+    envs: envbus.BusVectorEnv,
+) -> None:
+    envs.step_async(np.array([0, 0, 1, 0]))
+    pid = envs.actor_pids()[1]
+    wait_until(lambda: "in step" in stacks_of(pid), "it is in its step")
+    assert "test_runs.py" in stacks_of(pid)
+    os.kill(pid, signal.SIGKILL)
+    envs.step_wait()
+
+
+def test_a_stopped_actor_has_no_stacks_and_takes_no_time(envs: envbus.BusVectorEnv) -> None:
+    pid = envs.actor_pids()[0]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it is stopped")
+        assert "SIGSTOP" in stacks_of(pid, timeout=3600.0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_who_is_no_actor_gets_no_signal(envs: envbus.BusVectorEnv) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        for pid in (stranger.pid, os.getpid()):
+            with pytest.raises(EnvbusError, match="no actor, runner or policy worker has this id"):
+                stacks_of(pid)
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
+    for pid in (stranger.pid, 0, 2**70):
+        with pytest.raises(EnvbusError, match="cannot be asked for its stacks"):
+            stacks_of(pid)
