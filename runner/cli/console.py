@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -19,6 +22,9 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.extras import how_to_install
 
 __all__ = [
+    "AskedFormat",
+    "JsonLines",
+    "LogFormat",
     "Metrics",
     "find_modules_here",
     "in_options",
@@ -62,8 +68,65 @@ _OPTIONS = {
 _ARGUMENT = re.compile(
     rf"\b({'|'.join(_OPTIONS)})=(?:True|'[^']*')?|\b({'|'.join(n for n in _OPTIONS if '_' in n)})\b"
 )
+#: What a line of the log says of a fault, where that is known.
+_OF_FAULTS = ("env", "actor", "cause")
 #: Columns of what is no terminal.
 _UNWRAPPED = 10_000
+
+
+class LogFormat(str, Enum):
+    """How the log looks."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+#: The option of commands that log.
+AskedFormat = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        help="json: a JSON object per line of the log, with time, level, logger and message; "
+        "of faults also env, actor and cause.",
+    ),
+]
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record.
+
+    `time` (ISO 8601, UTC), `level`, `logger`, `message`; `traceback` of an exception; of faults
+    `env` (its id), `actor` (its process' name) and `cause`, where these are known.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        line: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in _OF_FAULTS if hasattr(record, name)}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _Saying(logging.Handler):
+    """Prints lines as they are, above what moves on a console."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        try:
+            say(self._console, self.format(record))
+        except Exception:
+            self.handleError(record)
 
 
 def refuse(message: str, *, code: int = 2) -> int:
@@ -102,9 +165,14 @@ def find_modules_here() -> None:
         sys.path.insert(0, here)
 
 
-def log_to(console: Console) -> None:
+def log_to(console: Console, log_format: LogFormat = LogFormat.TEXT) -> None:
     """Show warnings, a dead actor for example, without tearing the progress line."""
     handler: logging.Handler
+    if log_format is LogFormat.JSON:
+        handler = _Saying(console) if console.is_terminal else logging.StreamHandler(console.file)
+        handler.setFormatter(JsonLines())
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
+        return
     if console.is_terminal:
         handler = RichHandler(
             console=console, show_time=False, show_path=False, markup=False, highlighter=None

@@ -85,7 +85,8 @@ class FaultLog:
         # A whole actor's end was logged where it was noticed.
         if fault.error is not None:
             quiet = fault.cause is FaultCause.REQUEST
-            logger.log(logging.INFO if quiet else logging.WARNING, "%s", fault.message)
+            level = logging.INFO if quiet else logging.WARNING
+            logger.log(level, "%s", fault.message, extra=_for_log(fault))
             self.recent.append(
                 fault_figures(
                     time.time(), fault.cause.value, fault.error.actor, fault.message, fault.env_id
@@ -93,7 +94,8 @@ class FaultLog:
             )
         self._queue("on_fault", self._hooks.on_fault, fault)
         if fault.given_up:
-            logger.error("env %d is given up: %s", fault.env_id, fault.message)
+            text = "env %d is given up: %s"
+            logger.error(text, fault.env_id, fault.message, extra=_for_log(fault))
             self._queue("on_give_up", self._hooks.on_give_up, fault)
 
     def restarted(self, env_id: int, life: int) -> None:
@@ -114,6 +116,14 @@ class FaultLog:
     def _queue(self, name: str, hook: Callable[..., object] | None, *arguments: object) -> None:
         if hook is not None:
             self._untold.append((name, hook, arguments))
+
+
+def _for_log(fault: Fault) -> dict[str, object]:
+    """Return what a line of the log says of a fault besides its text."""
+    told: dict[str, object] = {"env": fault.env_id, "cause": fault.cause.value}
+    if fault.error is not None:
+        told["actor"] = fault.error.actor
+    return told
 
 
 class Trouble(NamedTuple):

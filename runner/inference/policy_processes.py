@@ -576,7 +576,8 @@ class PolicyProcesses:
         cause = "timeout" if worker.exit is Exit.HANG else "crash"
         self.ends.append(fault_figures(time.time(), cause, worker.name, worker.reason))
         if self._started:  # else `start` raises it
-            logger.warning("%s", worker.reason)
+            extra = {"actor": worker.name, "cause": cause}
+            logger.warning("%s", worker.reason, extra=extra)
         idle = (self._spec.hang_timeout or 0.0) if worker.exit is Exit.HANG else 0.0
         name, life = worker.name, worker.incarnation
         effects = self._supervision.on_exit(name, life, worker.exit, now, how, idle)

@@ -219,7 +219,7 @@ class Lifecycle(Generic[M]):
         if self.recycling is not None:
             self.recycling.end(actor.index)
         if is_supervised:  # before it is told: where a handler raises, the end comes again
-            logger.warning("%s", reason)
+            logger.warning("%s", reason, extra=_for_log(actor))
         self.ends.append(fault_figures(time.time(), actor.cause.value, actor.name, reason))
         gone = Gone(actor, reason, actor.cause, actor.incarnation)
         self._events.append(gone)
@@ -343,7 +343,7 @@ class Lifecycle(Generic[M]):
             else:
                 actor.state = ActorState.LOST
                 reason = f"{actor.describe()} {effect.how_often}: {effect.cause}"
-                logger.error("%s; giving up on it", reason)
+                logger.error("%s; giving up on it", reason, extra=_for_log(actor))
                 self._events.append(Gone(actor, reason, actor.cause, actor.incarnation))
 
     def _renew(self, actor: M) -> None:
@@ -380,6 +380,11 @@ def why_it_ended(actor: WorkerHandle, status: ExitStatus) -> str:
     if actor.kill_reason is not None and actor.kill_reason[1]:
         return f"{actor.describe()} was killed: {actor.kill_reason[1]}"
     return f"{actor.describe()} ended: {status.report()}"
+
+
+def _for_log(actor: WorkerHandle) -> dict[str, object]:
+    """Return what a line of the log says of a process' end besides its text."""
+    return {"actor": actor.name, "cause": actor.cause.value}
 
 
 def _told(lost: Lost[M], failed: Failed) -> Lost[M]:

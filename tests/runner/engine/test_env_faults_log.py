@@ -110,6 +110,8 @@ def test_an_envs_error_is_logged_once_and_a_request_quietly(
     (record,) = caplog.records
     assert record.levelno == level
     assert str(error) in record.getMessage()
+    cause = "error" if level == logging.WARNING else "request"
+    assert vars(record).items() >= {"env": 3, "actor": "actor-1", "cause": cause}.items()
 
 
 def test_an_actors_end_is_logged_where_it_is_noticed_and_not_per_env(

@@ -129,6 +129,17 @@ def test_an_end_that_comes_again_as_a_log_handler_has_raised_is_told_once() -> N
     assert scene.events == [Gone(scene.actor, "it died", FaultCause.CRASH, 0)]
 
 
+def test_its_ends_are_logged_with_its_name_and_their_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene(restart=ONCE)
+    scene.end("it died")
+    scene.end("it died")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "ERROR"]
+    for record in caplog.records:
+        assert vars(record).items() >= {"actor": "actor-0", "cause": "crash"}.items()
+
+
 def test_its_last_end_is_told_once_with_the_number_of_restarts() -> None:
     scene = Scene(restart=ONCE)
     scene.end("it died")
