@@ -375,7 +375,7 @@ def test_importing_the_runner_loads_no_library_of_an_extra() -> None:
     script = (
         "import sys, envbus.runner, envbus.runner.cli.main\n"
         "heavy = {'torch', 'ray', 'stable_baselines3', 'matplotlib', 'mujoco', 'ale_py',"
-        " 'minigrid', 'pettingzoo', 'pygame'}\n"
+        " 'minigrid', 'pettingzoo', 'pygame', 'textual'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from envbus.bus.errors import ProtocolError, RequestTimeoutError
-from envbus.runner.cli.console import log_to, open_console, refuse
+from envbus.runner.cli.console import AskedFormat, LogFormat, log_to, open_console, refuse
 
 __all__ = ["add_commands"]
 
@@ -76,6 +76,7 @@ def broker(
     max_message_bytes: Annotated[
         int, typer.Option(min=1, help="Largest message; a peer that sends more is cut off.")
     ] = 1 << 30,
+    log_format: AskedFormat = LogFormat.TEXT,
 ) -> None:
     """Run a broker by itself until Ctrl-C: runners can share what is connected to it."""
     from envbus.bus.broker.events import BrokerConfig
@@ -86,7 +87,7 @@ def broker(
             sys.stdout.write(f"listening on {endpoint}\n")
         sys.stdout.flush()
 
-    log_to(open_console(stderr=True))
+    log_to(open_console(stderr=True), log_format)
     config = BrokerConfig(max_message_bytes=max_message_bytes, blocked=frozenset(block or ()))
     serve_broker(bind, keys=keys, allow=allow, insecure=insecure, config=config, on_ready=say_where)
 
@@ -117,6 +118,7 @@ def actor(
             "registered here need none. Repeatable.",
         ),
     ] = None,
+    log_format: AskedFormat = LogFormat.TEXT,
 ) -> None:
     """Host envs for a runner on another machine, until it says to stop.
 
@@ -125,7 +127,7 @@ def actor(
     from envbus.actors.external.verbs import endpoint_of
     from envbus.actors.process.remote import serve_remote
 
-    log_to(open_console(stderr=True))
+    log_to(open_console(stderr=True), log_format)
     try:
         told = serve_remote(
             endpoint_of(endpoint),

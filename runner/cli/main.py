@@ -20,7 +20,10 @@ from envbus.bus.errors import ConfigError, EnvbusError, TransportError
 from envbus.runner.cli import bridge as cli_bridge
 from envbus.runner.cli import bus as cli_bus
 from envbus.runner.cli import serve as cli_serve
+from envbus.runner.cli import top as cli_top
 from envbus.runner.cli.console import (
+    AskedFormat,
+    LogFormat,
     Metrics,
     find_modules_here,
     log_to,
@@ -221,6 +224,7 @@ def run(
     ] = False,
     metrics: Metrics = None,
     as_json: _AsJson = False,
+    log_format: AskedFormat = LogFormat.TEXT,
 ) -> None:
     """Step ENV_ID in actor processes and measure it."""
     from envbus.bus.process.threads import parse_threads
@@ -252,7 +256,7 @@ def run(
     with serving_metrics(metrics) as place:
         if place:
             say(open_console(stderr=True), f"metrics at {place}")
-        _measure(lambda line: run_job(config, line), show, as_json=as_json)
+        _measure(lambda line: run_job(config, line), show, as_json=as_json, log_format=log_format)
 
 
 @app.command()
@@ -266,6 +270,7 @@ def tune(
     policy: _Policy = "random",
     seed: _Seed = None,
     as_json: _AsJson = False,
+    log_format: AskedFormat = LogFormat.TEXT,
 ) -> None:
     """Measure ENV_ID, try numbers of actors, and say which line to write."""
     from envbus.bus.process.threads import parse_threads
@@ -280,7 +285,12 @@ def tune(
         seed=seed,
         threads_per_process=parse_threads(threads),
     )
-    _measure(lambda line: run_tuning(config, line), print_tuning, as_json=as_json)
+    _measure(
+        lambda line: run_tuning(config, line),
+        print_tuning,
+        as_json=as_json,
+        log_format=log_format,
+    )
 
 
 @app.command(
@@ -297,6 +307,7 @@ def bench(context: typer.Context) -> None:
 cli_bus.add_commands(app)
 cli_bridge.add_commands(app)
 cli_serve.add_commands(app)
+cli_top.add_commands(app)
 
 
 @app.command(
@@ -315,6 +326,7 @@ def _measure(
     show: Callable[[Console, _Result], None],
     *,
     as_json: bool,
+    log_format: LogFormat,
 ) -> None:
     """Have something measured, with its progress on standard error, and show what came of it."""
     import msgspec
@@ -324,7 +336,7 @@ def _measure(
     find_modules_here()
     with _result_stream(exclusive=as_json) as out:
         console = open_console(stderr=True)
-        log_to(console)
+        log_to(console, log_format)
         with ProgressLine(console) as line:
             result = run(line)
         if as_json:

@@ -21,6 +21,8 @@ import typer
 from envbus.bus.errors import ConfigError
 from envbus.runner.cli import serve_options as options
 from envbus.runner.cli.console import (
+    AskedFormat,
+    LogFormat,
     find_modules_here,
     log_to,
     open_console,
@@ -74,6 +76,7 @@ def serve(
     lease: options.Lease = 30.0,
     drain_timeout: options.DrainTimeout = 10.0,
     seconds: options.Seconds = None,
+    log_format: AskedFormat = LogFormat.TEXT,
 ) -> None:
     """Answer external simulators with a policy, until SIGTERM or Ctrl-C.
 
@@ -102,7 +105,7 @@ def serve(
     limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}
     gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, limits, insecure=insecure)
     console = open_console()
-    log_to(console if console.is_terminal else open_console(stderr=True))
+    log_to(console if console.is_terminal else open_console(stderr=True), log_format)
     logging.getLogger("envbus.runner").setLevel(logging.INFO)
     with ExitStack() as stack:
         metrics_at = stack.enter_context(serving_metrics(metrics))

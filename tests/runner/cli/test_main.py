@@ -164,6 +164,18 @@ def test_json_has_standard_output_for_itself_whatever_envs_print(folder: Path) -
 
 
 @pytest.mark.slow
+def test_a_log_of_json_tells_who_died_and_why() -> None:
+    done = envbus(
+        *("run", "CartPole-v1", "--num-envs", "4", "--actors", "2", "--seconds", "2"),
+        *("--kill-one", "--json", "--log-format", "json"),
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, done.stderr.splitlines())
+    assert (line["level"], line["cause"]) == ("WARNING", "crash")
+    assert line["message"].startswith(line["actor"])
+
+
+@pytest.mark.slow
 def test_tuning_ends_in_a_table_and_the_line_to_write() -> None:
     done = envbus("tune", "CartPole-v1", "--num-envs", "4", "--seconds", "0.2", "--seed", "1")
     assert done.returncode == 0, done.stderr
