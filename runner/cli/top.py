@@ -106,8 +106,7 @@ def fault_line(pid: int, part: str, fault: FaultFigures) -> Text:
     """Return a fault in one line: when, why, whose, and what it says."""
     at = datetime.fromtimestamp(fault.at).strftime("%H:%M:%S")
     where = fault.process if fault.env < 0 else f"{fault.process} env {fault.env}"
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"{at}  ").append(f"{fault.cause:<8}", "red")
+    text = Text(f"{at}  ").append(f"{fault.cause:<8}", "red")
     return text.append(f"{pid} {part} {where}: {fault.message}")
 
 
@@ -137,4 +136,4 @@ def _print_table(console: Console, runs: Sequence[Observed], lines: Mapping[int,
     say(console, seen.headline())
     console.print(table)
     for fault in seen.latest[:_FAULTS]:
-        console.print(fault_line(*fault))
+        console.print(fault_line(*fault), soft_wrap=True)

@@ -88,6 +88,8 @@ class Observer:
             elif before is not None:  # stopped, or at work without a pause
                 before.answers = False
                 seen[address] = before
+            elif (silent := _silent(address.pid)) is not None:
+                seen[address] = Observed(silent, owner, answers=False)
         self._before = seen
         wanted = {
             process.pid
@@ -134,6 +136,16 @@ class Observer:
             since = run.at
         self._busy_since[key] = since, process.env_steps
         return run.at - since
+
+
+def _silent(pid: int) -> RunFigures | None:
+    """Return what is known of a run that has never answered; None: it has ended."""
+    try:
+        process = psutil.Process(pid)
+        command, began = " ".join(process.cmdline()), process.create_time()
+    except psutil.Error:
+        return None
+    return RunFigures(pid=pid, at=began, began=began, command=command, version="")
 
 
 def _place(run: Observed) -> tuple[int, bool, int]:

@@ -21,6 +21,7 @@ from envbus.bus.errors import EnvbusError
 from envbus.runner.engine.engine import Statistics
 from envbus.runner.monitoring.figures import PartFigures, RunFigures
 from envbus.runner.monitoring.listener import LONGEST_QUESTION
+from envbus.runner.monitoring.observer import Observer
 from envbus.runner.monitoring.runs import (
     RunAddress,
     UsageReader,
@@ -244,6 +245,15 @@ def test_a_process_is_restarted_by_part_and_name(envs: envbus.BusVectorEnv) -> N
             restart_process(os.getpid(), names[1], "actor-1")
     with pytest.raises(EnvbusError, match="run 1 does not answer"):
         restart_process(1, names[0], "actor-0")
+
+
+def test_a_run_that_has_never_answered_is_seen(envs: envbus.BusVectorEnv) -> None:
+    address = here()
+    assert address is not None
+    gone = RunAddress(2**22 + 1, "")  # no process has such an id
+    (seen,) = Observer(find=lambda: [address, gone], ask=lambda _: None).look()
+    assert (seen.figures.pid, seen.answers, seen.figures.parts) == (os.getpid(), False, [])
+    assert "python" in seen.figures.command
 
 
 def test_the_stacks_of_an_actor_that_hangs_are_shown_without_its_owner(
