@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
@@ -29,6 +31,7 @@ from envbus.runner.engine.env_faults import EnvFaults, FaultLog
 from envbus.runner.engine.env_results import EnvResults
 from envbus.runner.engine.env_states import EnvState, EnvStates
 from envbus.runner.monitoring.figures import PartFigures, figures_of
+from envbus.runner.monitoring.pictures import picture_of
 from envbus.runner.monitoring.registry import show
 from envbus.runner.workers.actions import STEP_ALL
 from envbus.runner.workers.env_placement import EnvPlacement
@@ -487,6 +490,12 @@ class Engine:
             faults=sorted([*self._log.recent, *self.fleet.recent_ends()], key=attrgetter("at")),
             restarts=self.fleet.config.restart_policy is not None,
         )
+
+    def picture(self, env_id: int) -> npt.NDArray[np.uint8] | None:
+        """Return an env's last observation as a picture; None: it is none. As `figures`."""
+        if not 0 <= env_id < self.fleet.num_envs:
+            return None
+        return picture_of(self.results.observations.arrays(env_id))
 
     # --- what came ---------------------------------------------------------------------------
 

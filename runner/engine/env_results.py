@@ -163,6 +163,13 @@ class ObservationStore:
             return deepcopy(self._kept[env_id])
         return self._structure([leaf[env_id].copy() for leaf in self._kept])
 
+    def arrays(self, env_id: int) -> list[npt.NDArray[Any]]:
+        """Return the arrays of one env's observation, the caller's own; not those within others."""
+        if self._leaves is not None:
+            return [leaf[env_id].copy() for leaf in self._leaves]
+        single = self._singles[env_id]
+        return [single.copy()] if isinstance(single, np.ndarray) else []
+
     def single(self, env_id: int) -> Any:
         """Return one env's observation, the caller's own."""
         if self._leaves is None:

@@ -15,6 +15,7 @@ __all__ = [
     "MOST_FAULTS",
     "FaultFigures",
     "PartFigures",
+    "PictureFigures",
     "ProcessFigures",
     "RunFigures",
     "fault_figures",
@@ -101,6 +102,13 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     #: Of envbus.
     version: str
     parts: list[PartFigures] = []
+
+
+class PictureFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The last observation of an env."""
+
+    #: Empty: there is no such env, or its observation is no picture.
+    png: bytes = b""
 
 
 def figures_of(statistics: msgspec.Struct) -> tuple[dict[str, float], dict[str, float]]:

@@ -24,7 +24,6 @@ from typing import Final
 import msgspec
 
 from envbus.bus.transport.unix_sockets import owner_of
-from envbus.runner.monitoring.figures import RunFigures
 
 __all__ = ["LONGEST_QUESTION", "PREFIX", "Listener", "Question"]
 
@@ -47,8 +46,11 @@ _CLOSED: Final = (errno.EINVAL, errno.EBADF)
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What may be asked."""
 
-    #: "figures".
+    #: "figures", or "picture": of what an env has been observed to be last.
     what: str
+    #: Name of a part, and which of its envs.
+    part: str = ""
+    env: int = -1
 
 
 class Listener:
@@ -56,16 +58,18 @@ class Listener:
 
     Args:
         listening: Bound, and listened at.
-        figures: Called in the thread.
+        answer: Called in the thread; returns what is told, None: nothing is.
     """
 
-    def __init__(self, listening: socket.socket, figures: Callable[[], RunFigures]) -> None:
+    def __init__(
+        self, listening: socket.socket, answer: Callable[[Question], msgspec.Struct | None]
+    ) -> None:
         self._socket = listening
-        self._figures = figures
+        self._told = answer
         self._thread = threading.Thread(target=self._run, name="envbus monitoring", daemon=True)
 
     @classmethod
-    def open(cls, figures: Callable[[], RunFigures]) -> Listener | None:
+    def open(cls, answer: Callable[[Question], msgspec.Struct | None]) -> Listener | None:
         """Begin to listen; None: it cannot be done here, and nobody can look."""
         if not sys.platform.startswith("linux"):  # others have no abstract names
             return None
@@ -75,7 +79,7 @@ class Listener:
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listening.bind(name)
             listening.listen(_BACKLOG)
-            listener = cls(listening, figures)
+            listener = cls(listening, answer)
             listener._start()
         except (OSError, RuntimeError) as exc:  # no descriptor, or no thread, is left
             if listening is not None:
@@ -123,9 +127,10 @@ class Listener:
         if owner_of(connection)[1] not in (os.geteuid(), 0):
             return
         question = msgspec.json.decode(_read_line(connection), type=Question)
-        if question.what == "figures":
+        answer = self._told(question)
+        if answer is not None:
             connection.settimeout(_ANSWER_TIMEOUT)
-            connection.sendall(msgspec.json.encode(self._figures()) + b"\n")
+            connection.sendall(msgspec.json.encode(answer) + b"\n")
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -13,11 +13,16 @@ import threading
 import time
 import weakref
 from collections import Counter
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from envbus.bus.forking import disown_in_forks
-from envbus.runner.monitoring.figures import PartFigures, RunFigures
-from envbus.runner.monitoring.listener import Listener
+from envbus.runner.monitoring.figures import PartFigures, PictureFigures, RunFigures
+from envbus.runner.monitoring.listener import Listener, Question
+from envbus.runner.monitoring.pictures import to_png
 
 __all__ = ["Part", "run_figures", "show", "unshow"]
 
@@ -41,6 +46,14 @@ class Part(Protocol):
         """
 
 
+@runtime_checkable
+class _Pictured(Protocol):
+    """A part that has envs."""
+
+    def picture(self, env_id: int) -> npt.NDArray[np.uint8] | None:
+        """Return an env's last observation as a picture; None: it is none. As `Part.figures`."""
+
+
 class _ShownParts:
     """The parts of one process, and the listener, which is there as long as there are any."""
 
@@ -62,7 +75,7 @@ class _ShownParts:
             self._numbers[kind] += 1
             self._parts[next(self._count)] = f"{kind}-{self._numbers[kind]}", weakref.ref(part)
             if self._listener is None:
-                self._listener = Listener.open(self.figures)
+                self._listener = Listener.open(self.answer)
 
     def remove(self, part: Part) -> None:
         with self._lock:
@@ -73,6 +86,21 @@ class _ShownParts:
             if not self._parts and self._listener is not None:
                 self._listener.close()
                 self._listener = None
+
+    def answer(self, question: Question) -> msgspec.Struct | None:
+        if question.what == "figures":
+            return self.figures()
+        if question.what == "picture":
+            return self.picture(question.part, question.env)
+        return None
+
+    def picture(self, part_name: str, env_id: int) -> PictureFigures:
+        for name, reference in list(self._parts.values()):
+            part = reference()
+            if name == part_name and isinstance(part, _Pictured):
+                picture = part.picture(env_id)
+                return PictureFigures(png=b"" if picture is None else to_png(picture))
+        return PictureFigures()
 
     def figures(self) -> RunFigures:
         parts = []

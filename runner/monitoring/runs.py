@@ -11,14 +11,14 @@ import signal
 import socket
 import time
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from envbus.bus.errors import EnvbusError
 from envbus.bus.process.descendants import process_state
 from envbus.bus.process.stacks import STACK_SIGNAL, StackFile, describe_stacks
-from envbus.runner.monitoring.figures import RunFigures
+from envbus.runner.monitoring.figures import PictureFigures, RunFigures
 from envbus.runner.monitoring.listener import PREFIX, Question
 
 __all__ = [
@@ -26,11 +26,14 @@ __all__ = [
     "Usage",
     "UsageReader",
     "ask",
+    "ask_picture",
     "find_runs",
     "kill_process",
     "restart_process",
     "stacks_of",
 ]
+
+_Told = TypeVar("_Told")
 
 #: Where the kernel lists all Unix sockets, with their names.
 _SOCKETS: Final = "/proc/net/unix"
@@ -88,20 +91,33 @@ def find_runs() -> list[RunAddress]:
 
 def ask(address: RunAddress, timeout: float = _TIMEOUT) -> RunFigures | None:
     """Return the figures of a run; None: it has ended, or does not answer in time."""
+    return _ask(address, Question(what="figures"), RunFigures, timeout)
+
+
+def ask_picture(address: RunAddress, part: str, env: int, timeout: float = _TIMEOUT) -> bytes:
+    """Return the last observation of a part's env as a PNG; empty: there is none, or no answer."""
+    question = Question(what="picture", part=part, env=env)
+    told = _ask(address, question, PictureFigures, timeout)
+    return b"" if told is None else told.png
+
+
+def _ask(
+    address: RunAddress, question: Question, kind: type[_Told], timeout: float
+) -> _Told | None:
     deadline = time.monotonic() + timeout
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.settimeout(timeout)
             sock.connect(f"\0{address.name}")
-            sock.sendall(msgspec.json.encode(Question(what="figures")) + b"\n")
+            sock.sendall(msgspec.json.encode(question) + b"\n")
             while not answer.endswith(b"\n") and len(answer) < _LONGEST_ANSWER:
                 sock.settimeout(max(deadline - time.monotonic(), 1e-3))
                 more = sock.recv(1 << 20)
                 if not more:
                     return None
                 answer += more
-            return msgspec.json.decode(bytes(answer), type=RunFigures)
+            return msgspec.json.decode(bytes(answer), type=kind)
         except (OSError, msgspec.MsgspecError):  # gone, stopped, or of another version
             return None
 

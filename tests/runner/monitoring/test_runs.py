@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+import cv2
 import gymnasium
 import numpy as np
 import psutil
@@ -26,6 +27,7 @@ from envbus.runner.monitoring.runs import (
     RunAddress,
     UsageReader,
     ask,
+    ask_picture,
     find_runs,
     kill_process,
     restart_process,
@@ -154,6 +156,43 @@ def test_a_forked_copy_is_not_asked_for_its_owner(envs: envbus.BusVectorEnv) -> 
     finally:
         os.kill(copy, signal.SIGKILL)
         os.waitpid(copy, 0)
+
+
+class Filmed(gymnasium.Env[object, int]):
+    """Is observed to be grey."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "picture": gymnasium.spaces.Box(0, 255, (10, 20, 3), np.uint8),
+            "speed": gymnasium.spaces.Box(-1.0, 1.0, (2,)),
+        }
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> object:
+        return {"picture": np.full((10, 20, 3), seed, np.uint8), "speed": np.zeros(2, "f")}, {}
+
+
+@pytest.mark.parametrize("num_actors", [0, 2])
+def test_the_last_observation_of_an_env_is_told_as_a_picture(num_actors: int) -> None:
+    with envbus.make_vec(Filmed, 4, num_actors=num_actors) as envs:
+        envs.reset(seed=50)
+        address = here()
+        assert address is not None
+        name = part("BusVectorEnv").name
+        png = np.frombuffer(ask_picture(address, name, 3), np.uint8)
+        read = cv2.imdecode(png, cv2.IMREAD_UNCHANGED)
+        assert read is not None
+        assert read.shape == (10, 20, 3)
+        assert np.all(read == 53)
+        for other, env in ((name, 4), (name, -1), ("BusVectorEnv-0", 0), ("", 0)):
+            assert ask_picture(address, other, env) == b""
+
+
+def test_an_observation_that_is_no_picture_is_not_told(envs: envbus.BusVectorEnv) -> None:
+    address = here()
+    assert address is not None
+    assert ask_picture(address, part("BusVectorEnv").name, 0) == b""
 
 
 @pytest.mark.parametrize(
