@@ -49,7 +49,7 @@ from envbus.runner.bridge.vocabulary import (
 )
 from envbus.runner.data.episode import DEFAULT_POLICY_ID
 from envbus.runner.data.latency import LatencyHistogram
-from envbus.runner.monitoring.figures import PartFigures, figures_of
+from envbus.runner.monitoring.figures import EpisodeFigures, PartFigures, figures_of
 from envbus.runner.monitoring.registry import show, unshow
 from envbus.runner.workers.config import check_kind, endpoints_of, list_of
 
@@ -568,7 +568,6 @@ class ExternalEnvBridge(StaysHere):
 
     # --- end ------------------------------------------------------------------------------------
 
-    @uninterrupted_call
     def figures(self, name: str) -> PartFigures:
         """Return what a window shows; called by another thread than polls."""
         counts, levels = figures_of(self.statistics())
@@ -580,6 +579,11 @@ class ExternalEnvBridge(StaysHere):
             latencies={"get_action": self.latency.counts()},
         )
 
+    def episode_figures(self) -> list[EpisodeFigures]:
+        """Return what a window shows of the open episodes. As `figures`."""
+        return self._episodes.figures()
+
+    @uninterrupted_call
     def stop(self) -> None:
         """Close the sockets; all clients are told. Idempotent."""
         if self._stopped:

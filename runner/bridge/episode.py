@@ -55,6 +55,7 @@ class Episode:
         came: Id of the last request that was taken, or that is told never to come; 0: none was.
         answered: Id of the request that was told the action for the last observation.
         over: Whether its client, or its lease, has ended it.
+        calls: How often each verb was taken, by its event.
         num_parts: Of fragments, that were taken.
         known: Whether the runner was, or will be, shown an observation of it.
         num_bytes: Of the messages by which something was logged since the last record.
@@ -73,6 +74,7 @@ class Episode:
         "_unacted",
         "_void",
         "answered",
+        "calls",
         "came",
         "episode_id",
         "gap_until",
@@ -91,6 +93,7 @@ class Episode:
         self.training_enabled = training_enabled
         self.waiting: Waiting | None = None
         self.came = 0
+        self.calls: dict[type, int] = {}
         self.answered: int | None = None
         self.over = False
         self.num_parts = 0

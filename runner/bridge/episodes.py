@@ -78,6 +78,7 @@ from envbus.runner.bridge.vocabulary import (
     Unsent,
 )
 from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.monitoring.figures import EpisodeFigures
 from envbus.runner.workers.faults import FaultCause
 
 __all__ = ["MAX_ID_CHARS", "Episodes"]
@@ -93,6 +94,14 @@ _LEAST_BYTES = 1024
 _REWARDS_PART = 0.75
 
 
+#: What clients call their verbs.
+_VERB_NAMES: dict[type, str] = {
+    Observe: "get_action",
+    LogStep: "log_action",
+    LogReward: "log_returns",
+    ClientFragment: "log_fragment",
+    End: "end_episode",
+}
 #: No call has this digest.
 _ANY_FRAGMENT = -1
 
@@ -189,6 +198,21 @@ class Episodes:
     def open_ids(self) -> list[str]:
         """Return the ids of the episodes that are not over."""
         return list(self._table.open)
+
+    def figures(self) -> list[EpisodeFigures]:
+        """Return what is told of the episodes that are not over."""
+        by_secret = self._table.sessions.by_secret
+        return [
+            EpisodeFigures(
+                episode_id=episode.episode_id,
+                client="" if (session := by_secret(episode.session)) is None else session.name,
+                is_there=session is not None and bool(session.peer),
+                waits=episode.waiting is not None,
+                queued=episode.num_queued,
+                calls={_VERB_NAMES[verb]: count for verb, count in list(episode.calls.items())},
+            )
+            for episode in list(self._table.open.values())
+        ]
 
     def unconfirmed_ids(self) -> list[str]:
         """Return the ids of the episodes whose ends are to be confirmed."""
@@ -355,7 +379,10 @@ class Episodes:
                 )
             if episode.misses and not isinstance(event, End):
                 self._check_queue(episode)  # also what takes no place in it: its step is missing
-            return self._verbs[type(event)](session, episode, event, now)
+            verb = type(event)
+            effects = self._verbs[verb](session, episode, event, now)
+            episode.calls[verb] = episode.calls.get(verb, 0) + 1
+            return effects
         except RefusedError as error:
             return table.refuse(event, error)
         except _NoRoomError as error:

@@ -13,6 +13,8 @@ import msgspec
 
 __all__ = [
     "MOST_FAULTS",
+    "EpisodeFigures",
+    "EpisodesFigures",
     "FaultFigures",
     "PartFigures",
     "PictureFigures",
@@ -109,6 +111,27 @@ class PictureFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Empty: there is no such env, or its observation is no picture.
     png: bytes = b""
+
+
+class EpisodeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """An open episode of a bridge."""
+
+    episode_id: str
+    #: Name of its client; whether that is there, and does not only keep its place.
+    client: str
+    is_there: bool
+    #: Whether it waits for an action.
+    waits: bool
+    #: Records that the runner was not shown yet.
+    queued: int
+    #: How often its client has called each verb, by name.
+    calls: dict[str, int]
+
+
+class EpisodesFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The open episodes of a bridge."""
+
+    episodes: list[EpisodeFigures] = []
 
 
 def figures_of(statistics: msgspec.Struct) -> tuple[dict[str, float], dict[str, float]]:

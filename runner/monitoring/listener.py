@@ -46,9 +46,9 @@ _CLOSED: Final = (errno.EINVAL, errno.EBADF)
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What may be asked."""
 
-    #: "figures", or "picture": of what an env has been observed to be last.
+    #: "figures"; "picture", of what an env was observed to be last; or "episodes", of a bridge.
     what: str
-    #: Name of a part, and which of its envs.
+    #: Name of a part, and which of its envs a picture is of.
     part: str = ""
     env: int = -1
 

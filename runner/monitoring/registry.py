@@ -13,14 +13,17 @@ import threading
 import time
 import weakref
 from collections import Counter
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from envbus.bus.forking import disown_in_forks
-from envbus.runner.monitoring.figures import PartFigures, PictureFigures, RunFigures
+from envbus.runner.monitoring.figures import (
+    EpisodesFigures,
+    PartFigures,
+    PictureFigures,
+    RunFigures,
+)
 from envbus.runner.monitoring.listener import Listener, Question
 from envbus.runner.monitoring.pictures import to_png
 
@@ -42,16 +45,13 @@ class Part(Protocol):
     def figures(self, name: str) -> PartFigures:
         """Return its figures under this name.
 
-        Called by another thread than uses it, at any time: it reads, and waits for nothing.
+        Called by another thread than uses it, at any time: it reads, and waits for nothing. So
+        are these, which a part may have:
+
+        - `picture(env_id)` returns an env's last observation as a picture (`pictures.py`); None: it
+          is none.
+        - `episode_figures()` returns those of the episodes that are open.
         """
-
-
-@runtime_checkable
-class _Pictured(Protocol):
-    """A part that has envs."""
-
-    def picture(self, env_id: int) -> npt.NDArray[np.uint8] | None:
-        """Return an env's last observation as a picture; None: it is none. As `Part.figures`."""
 
 
 class _ShownParts:
@@ -91,16 +91,19 @@ class _ShownParts:
         if question.what == "figures":
             return self.figures()
         if question.what == "picture":
-            return self.picture(question.part, question.env)
+            picture = self._ask(question.part, "picture", question.env)
+            return PictureFigures(png=b"" if picture is None else to_png(picture))
+        if question.what == "episodes":
+            return EpisodesFigures(episodes=self._ask(question.part, "episode_figures") or [])
         return None
 
-    def picture(self, part_name: str, env_id: int) -> PictureFigures:
+    def _ask(self, part_name: str, method: str, *arguments: object) -> Any:
+        """Return what a part says; None: there is no such part, or it has no such method."""
         for name, reference in list(self._parts.values()):
-            part = reference()
-            if name == part_name and isinstance(part, _Pictured):
-                picture = part.picture(env_id)
-                return PictureFigures(png=b"" if picture is None else to_png(picture))
-        return PictureFigures()
+            if name == part_name:
+                asked = getattr(reference(), method, None)
+                return None if asked is None else asked(*arguments)
+        return None
 
     def figures(self) -> RunFigures:
         parts = []

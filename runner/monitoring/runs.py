@@ -18,7 +18,12 @@ import msgspec
 from envbus.bus.errors import EnvbusError
 from envbus.bus.process.descendants import process_state
 from envbus.bus.process.stacks import STACK_SIGNAL, StackFile, describe_stacks
-from envbus.runner.monitoring.figures import PictureFigures, RunFigures
+from envbus.runner.monitoring.figures import (
+    EpisodeFigures,
+    EpisodesFigures,
+    PictureFigures,
+    RunFigures,
+)
 from envbus.runner.monitoring.listener import PREFIX, Question
 
 __all__ = [
@@ -26,6 +31,7 @@ __all__ = [
     "Usage",
     "UsageReader",
     "ask",
+    "ask_episodes",
     "ask_picture",
     "find_runs",
     "kill_process",
@@ -99,6 +105,12 @@ def ask_picture(address: RunAddress, part: str, env: int, timeout: float = _TIME
     question = Question(what="picture", part=part, env=env)
     told = _ask(address, question, PictureFigures, timeout)
     return b"" if told is None else told.png
+
+
+def ask_episodes(address: RunAddress, part: str, timeout: float = _TIMEOUT) -> list[EpisodeFigures]:
+    """Return the open episodes of a bridge; empty: there are none, or no answer."""
+    told = _ask(address, Question(what="episodes", part=part), EpisodesFigures, timeout)
+    return [] if told is None else told.episodes
 
 
 def _ask(

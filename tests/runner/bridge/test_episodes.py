@@ -30,6 +30,26 @@ from tests.runner.bridge.scenes import A, Scene, action_of, by_agent, refusal
 B = b"b"
 
 
+def test_open_episodes_are_told_with_how_often_each_verb_was_called() -> None:
+    scene = Scene()
+    scene.start("e")
+    scene.start("f")
+    scene.ask("e", "o0")
+    scene.take()
+    scene.choose("e", 0)
+    scene.reward("e", 1.0)
+    scene.ask("e", "o1")
+    scene.log("f", "o0", 1)
+    first, second = scene.episodes.figures()
+    assert (first.episode_id, first.is_there, first.waits) == ("e", True, True)
+    assert first.calls == {"get_action": 2, "log_returns": 1}
+    assert (second.calls, second.waits, second.queued) == ({"log_action": 1}, False, 1)
+    scene.end("f", "o1")
+    assert [told.episode_id for told in scene.episodes.figures()] == ["e"]
+    scene.lose()
+    assert [told.is_there for told in scene.episodes.figures()] == [False]
+
+
 # --- one at a time, and time-outs ---
 
 
