@@ -19,6 +19,7 @@ from rich.console import Console
 from envbus.bus.errors import ConfigError, EnvbusError, TransportError
 from envbus.runner.cli import bridge as cli_bridge
 from envbus.runner.cli import bus as cli_bus
+from envbus.runner.cli import dashboard as cli_dashboard
 from envbus.runner.cli import serve as cli_serve
 from envbus.runner.cli import top as cli_top
 from envbus.runner.cli.console import (
@@ -308,6 +309,7 @@ cli_bus.add_commands(app)
 cli_bridge.add_commands(app)
 cli_serve.add_commands(app)
 cli_top.add_commands(app)
+cli_dashboard.add_commands(app)
 
 
 @app.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -44,6 +45,8 @@ class Page:
                 start_new_session=True,
             )
         self._number = 0
+        #: What the page has told unasked.
+        self._events: list[dict[str, Any]] = []
         self._socket: ClientConnection | None = None
         try:
             self._context = connect(self._find_page(), **_OPTIONS)
@@ -58,9 +61,38 @@ class Page:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    def holds(self, script: str) -> bool:
+        """Whether a script in the page evaluates to something true; it does not while it loads."""
+        answer = self._ask("Runtime.evaluate", expression=f"Boolean({script})", returnByValue=True)
+        return answer.get("result", {}).get("result", {}).get("value") is True
+
     def text(self) -> str:
         """Return what the page shows."""
         return str(self.evaluate("document.body?.innerText ?? ''"))
+
+    def errors(self) -> list[str]:
+        """Return what went wrong in the page since it was opened: exceptions, and what it logs."""
+        for domain in ("Runtime", "Log"):  # which tell what was before
+            self._command(f"{domain}.enable")
+        self.evaluate("0")  # behind all that
+        return [
+            json.dumps(event["params"])
+            for event in self._events
+            if event["method"] == "Runtime.exceptionThrown"
+            or event["params"].get("type") == "error"
+            or event["params"].get("entry", {}).get("level") == "error"
+        ]
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page a window of this size."""
+        self._command(
+            "Emulation.setDeviceMetricsOverride",
+            **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        )
+
+    def picture(self) -> bytes:
+        """Return a PNG of what the window shows."""
+        return base64.b64decode(self._command("Page.captureScreenshot", format="png")["data"])
 
     def press(self, key: str) -> None:
         """Hold a key down."""
@@ -106,6 +138,11 @@ class Page:
         return found[1]
 
     def _command(self, method: str, **parameters: Any) -> Any:
+        answer = self._ask(method, **parameters)
+        assert "result" in answer, answer
+        return answer["result"]
+
+    def _ask(self, method: str, **parameters: Any) -> Any:
         assert self._socket is not None
         self._number += 1
         command = {"id": self._number, "method": method, "params": parameters}
@@ -113,5 +150,6 @@ class Page:
         while True:
             answer = json.loads(self._socket.recv(PATIENCE))
             if answer.get("id") == self._number:
-                assert "result" in answer, answer
-                return answer["result"]
+                return answer
+            if "method" in answer:
+                self._events.append(answer)

@@ -1,0 +1,163 @@
+"""Serves the dashboard at an address, until it is told to stop.
+
+Needs the extra `dashboard`. Leaves out what is served (`app.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import uvicorn
+
+from envbus.bus.errors import TransportError
+from envbus.bus.gateway.config import GatewayConfig, split_address
+from envbus.runner.dashboard.access import Access
+from envbus.runner.dashboard.app import make_app
+from envbus.runner.dashboard.watch import Watch
+from envbus.runner.monitoring.observer import Observed, Observer
+from envbus.runner.monitoring.runs import find_runs
+
+__all__ = ["DashboardServer"]
+
+#: Connections at one time; those of browsers that look are some of them.
+_MOST_CONNECTIONS: Final = 128
+_BACKLOG: Final = 128
+#: Seconds for what is being sent at the end.
+_GRACE: Final = 2
+
+
+class DashboardServer:
+    """The dashboard of all runs of this user on this host.
+
+    Args:
+        address: "HOST:PORT"; port 0 is any that is free.
+        token: What a browser has to show first; None: a new one.
+        certificate: File of the TLS certificate (chain), PEM.
+        private_key: File of its private key, PEM.
+        insecure: Serve other hosts without TLS.
+        look: Returns the runs; None: asks all of this host.
+
+    Attributes:
+        url: Where a browser finds it, with the token.
+        address: Host and port at which it serves.
+
+    Raises:
+        ConfigError: A setting cannot be used, or the address is wider than this host without TLS.
+        EnvbusError: Nobody can look on this system.
+        TransportError: The address is taken, or is none of this host.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        certificate: str | None = None,
+        private_key: str | None = None,
+        insecure: bool = False,
+        look: Callable[[], Sequence[Observed]] | None = None,
+    ) -> None:
+        token = secrets.token_urlsafe(24) if token is None else token
+        # What is said of who may listen where, and of tokens, is said of gateways, too.
+        settings = GatewayConfig(
+            websocket=(address,),
+            token=token,
+            certificate=certificate,
+            private_key=private_key,
+            insecure=insecure,
+        )
+        has_tls = settings.tls() is not None
+        if look is None:
+            find_runs()
+            look = Observer().look
+        host, port = split_address(address)
+        self._socket = _listen(address, host, port)
+        port = self._socket.getsockname()[1]
+        self.address = f"{_reached_at(host)}:{port}"
+        self.url = f"{'https' if has_tls else 'http'}://{self.address}/?token={token}"
+        names = {"localhost", socket.gethostname(), host} - {""}
+        self._watch = Watch(look)
+        self._server = _PageServer(
+            uvicorn.Config(
+                make_app(
+                    Access(token, secrets.token_urlsafe(24), names, port),
+                    self._watch,
+                    tls=has_tls,
+                ),
+                access_log=False,
+                lifespan="off",
+                limit_concurrency=_MOST_CONNECTIONS,
+                log_config=None,
+                log_level="critical",
+                proxy_headers=False,
+                server_header=False,
+                ssl_certfile=certificate,
+                ssl_keyfile=private_key,
+                timeout_graceful_shutdown=_GRACE,
+                ws="none",
+            )
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, seconds: float | None = None, *, signals: bool = False) -> None:
+        """Serve until `stop`.
+
+        Args:
+            seconds: Or until so many have gone by.
+            signals: Or until SIGTERM or Ctrl-C; for the main thread only.
+        """
+        asyncio.run(self._run(seconds, signals=signals))
+
+    def stop(self) -> None:
+        """Have `run` return; called by any thread. Idempotent."""
+        self._server.should_exit = True
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(self._watch.close)
+
+    def close(self) -> None:
+        """Let go of the address, also where it never ran. Idempotent."""
+        self._socket.close()
+
+    async def _run(self, seconds: float | None, *, signals: bool) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        if signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+        if seconds is not None:
+            loop.call_later(seconds, self.stop)
+        await self._server.serve([self._socket])
+
+
+class _PageServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave them to whoever runs it."""
+        yield
+
+
+def _reached_at(host: str) -> str:
+    """Return, as URLs have it, where this host's own browser finds what listens at `host`."""
+    with contextlib.suppress(ValueError):
+        if not host or ipaddress.ip_address(host).is_unspecified:
+            return "[::1]" if ":" in host else "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _listen(address: str, host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as exc:
+        raise TransportError(
+            f"the dashboard cannot be served at {address}: {exc.strerror or exc}; name another "
+            "port, or 0 for any that is free"
+        ) from exc

@@ -1,0 +1,257 @@
+"""Routes of the dashboard, and who may use them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import envbus
+from envbus.bus.errors import ConfigError, TransportError
+from envbus.runner.dashboard.access import HEADERS
+from envbus.runner.dashboard.server import DashboardServer
+from envbus.runner.dashboard.watch import MOST_BROWSERS
+from tests.runner.dashboard.looks import (
+    LOOPBACK,
+    TOKEN,
+    Answer,
+    get,
+    observed,
+    part_of,
+    running,
+    serving,
+)
+from tests.waiting import PATIENCE, wait_until
+
+PATHS = (
+    *("/", "/events", "/details", "/stacks", "/nothing"),
+    *("/static/app.js", "/static/style.css", "/static/uPlot.min.js"),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DashboardServer]:
+    """A dashboard that shows a run made by hand."""
+    with serving(lambda: [observed(part_of(2))]) as server:
+        yield server
+
+
+def cookie_of(server: DashboardServer) -> str:
+    """Return the cookie of a browser that has shown the token."""
+    return get(server, f"/?token={TOKEN}").headers["set-cookie"].partition(";")[0]
+
+
+@contextlib.contextmanager
+def looking(server: DashboardServer) -> Iterator[http.client.HTTPResponse]:
+    """A browser that looks."""
+    with contextlib.closing(
+        http.client.HTTPConnection(server.address, timeout=PATIENCE)
+    ) as connection:
+        connection.request("GET", "/events", headers={"Cookie": cookie_of(server)})
+        with connection.getresponse() as answer:
+            yield answer
+
+
+def next_event(answer: http.client.HTTPResponse) -> tuple[str, object]:
+    """Return name and data of a server-sent event."""
+    name = answer.readline().decode().removeprefix("event: ").strip()
+    data = json.loads(answer.readline().removeprefix(b"data: "))
+    assert answer.readline() == b"\n"
+    return name, data
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nothing_is_told_without_the_token(server: DashboardServer, path: str) -> None:
+    for headers in ({}, {"Cookie": "envbus=guess"}, {"Cookie": f"envbus={TOKEN}"}):
+        answer = get(server, path, **headers)
+        assert answer.status == 403
+        assert b"envbus dashboard" in answer.body
+        assert "set-cookie" not in answer.headers
+    for token in ("", "guess", TOKEN[:-1]):
+        assert get(server, f"{path}?token={token}").status == 403
+
+
+def test_the_token_opens_the_page_only_and_its_cookie_the_rest(server: DashboardServer) -> None:
+    page = get(server, f"/?token={TOKEN}")
+    assert page.status == 200
+    assert b"<title>envbus</title>" in page.body
+    assert get(server, f"/details?token={TOKEN}").status == 403
+    cookie = page.headers["set-cookie"]
+    assert "HttpOnly; SameSite=Strict" in cookie
+    own = {"Cookie": cookie.partition(";")[0]}
+    assert get(server, "/", **own).status == 200
+    assert (
+        get(server, "/static/app.js", **own).headers["content-type"].startswith("text/javascript")
+    )
+    assert get(server, "/static/nothing.js", **own).status == 404
+    assert get(server, "/static/..%2fapp.py", **own).status == 404
+    assert get(server, "/nothing", **own).status == 404
+
+
+def test_a_name_that_was_led_to_this_host_is_refused(server: DashboardServer) -> None:
+    port = server.address.rpartition(":")[2]
+    cookie = cookie_of(server)
+    for host in (f"evil.example:{port}", "evil.example", ""):
+        assert get(server, f"/?token={TOKEN}", Host=host).status == 421
+        assert get(server, "/", Host=host, Cookie=cookie).status == 421
+    assert get(server, "/", Host=f"localhost:{port}", Cookie=cookie).status == 200
+
+
+def test_another_page_of_this_host_gets_nothing(server: DashboardServer) -> None:
+    cookie = cookie_of(server)
+    for site, status in (("same-site", 403), ("cross-site", 403), ("same-origin", 200)):
+        assert get(server, "/", Cookie=cookie, Sec_Fetch_Site=site).status == status
+
+
+def test_each_answer_says_what_the_page_may_do(server: DashboardServer) -> None:
+    answers = [
+        get(server, "/"),
+        get(server, f"/?token={TOKEN}"),
+        get(server, "/", Host="x.example"),
+    ]
+    for answer in answers:
+        assert {name: answer.headers[name.lower()] for name in HEADERS} == HEADERS
+
+
+def test_stacks_are_asked_by_post_only(server: DashboardServer) -> None:
+    assert get(server, "/stacks", Cookie=cookie_of(server)).status == 405
+
+
+def test_a_browser_gets_what_plots_show_and_then_frames(server: DashboardServer) -> None:
+    with looking(server) as answer:
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert next_event(answer)[0] == "points"
+        name, frame = next_event(answer)
+        assert name == "frame"
+        assert isinstance(frame, dict)
+        assert [row[2] for row in frame["processes"]] == ["actor-0", "actor-1"]
+
+
+def details(server: DashboardServer, **query: object) -> Answer:
+    """Return what is told of what was clicked."""
+    asked = "&".join(f"{name}={value}" for name, value in query.items())
+    return get(server, f"/details?{asked}", Cookie=cookie_of(server))
+
+
+def test_details_are_those_of_the_last_look(server: DashboardServer) -> None:
+    with looking(server) as answer:
+        next_event(answer)
+        next_event(answer)
+    found = details(server, run=7, part="BusVectorEnv-1", process="actor-1")
+    assert json.loads(found.body)["pid"] == 1001
+    assert details(server, run=7, part="BusVectorEnv-1").status == 200
+    for query in ({}, {"run": "x"}, {"run": 7, "part": "no"}, {"run": 8, "part": "BusVectorEnv-1"}):
+        assert details(server, **query).status == 404
+
+
+def test_more_browsers_than_may_look_are_told_so() -> None:
+    with serving(lambda: []) as server, contextlib.ExitStack() as stack:
+        for _ in range(MOST_BROWSERS):
+            assert stack.enter_context(looking(server)).status == 200
+        with looking(server) as answer:
+            assert answer.status == 503
+        stack.close()
+        wait_until(lambda: status_of_one_more(server) == 200, "those that have left make room")
+
+
+def status_of_one_more(server: DashboardServer) -> int:
+    """Return what another browser is answered."""
+    with looking(server) as answer:
+        return answer.status
+
+
+def test_a_browser_that_does_not_read_keeps_nobody_waiting() -> None:
+    part = part_of(1000)
+    with serving(lambda: [observed(part)]) as server:
+        with looking(server), looking(server) as other:
+            frames = [next_event(other) for _ in range(3)]
+        assert [name for name, _ in frames] == ["points", "frame", "frame"]
+
+
+def test_the_stacks_of_an_actor_are_told_and_of_no_other_process() -> None:
+    with (
+        envbus.make_vec("CartPole-v1", 2, num_actors=1) as envs,
+        serving() as server,
+        looking(server) as answer,
+    ):
+        envs.reset(seed=0)
+        next_event(answer)
+        next_event(answer)
+        mine = f"run={os.getpid()}&part=BusVectorEnv-"
+        cookie = cookie_of(server)
+        found = json.loads(
+            get(server, f"/details?{mine}{number_of(server, cookie)}", Cookie=cookie).body
+        )
+        assert found["answers"]
+        path = f"/stacks?{mine}{number_of(server, cookie)}"
+        stacks = get(server, f"{path}&process=actor-0", method="POST", Cookie=cookie)
+        assert b"File " in stacks.body
+        assert get(server, path, method="POST", Cookie=cookie).status == 404
+
+
+def number_of(server: DashboardServer, cookie: str) -> int:
+    """Return which of its class in this process the vector env is."""
+    for number in range(1, 1000):
+        query = f"run={os.getpid()}&part=BusVectorEnv-{number}"
+        if get(server, f"/details?{query}", Cookie=cookie).status == 200:
+            return number
+    raise AssertionError("it is not shown")
+
+
+def test_an_address_that_is_taken_or_too_wide_or_none_is_refused(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(TransportError, match="name another port"),
+    ):
+        DashboardServer(f"127.0.0.1:{taken.getsockname()[1]}")
+    for address in ("0.0.0.0:0", "*:0", "10.1.2.3:0", "example.org:0"):
+        with pytest.raises(ConfigError, match="certificate="):
+            DashboardServer(address)
+    with pytest.raises(ConfigError, match="not understood"):
+        DashboardServer("nonsense")
+    with pytest.raises(ConfigError, match="token"):
+        DashboardServer(LOOPBACK, token="with blanks in it")
+    with pytest.raises(ConfigError, match="TLS"):
+        DashboardServer(LOOPBACK, certificate=str(tmp_path / "no"), private_key="no")
+
+
+def test_whoever_says_insecure_may_serve_other_hosts() -> None:
+    server = DashboardServer("0.0.0.0:0", token=TOKEN, insecure=True, look=lambda: [])
+    try:
+        assert server.url == f"http://{server.address}/?token={TOKEN}"
+        assert server.address.startswith("127.0.0.1:")
+    finally:
+        server.close()
+
+
+def test_each_start_has_a_token_of_its_own() -> None:
+    tokens = set()
+    for _ in range(2):
+        server = DashboardServer(LOOPBACK, look=lambda: [])
+        server.close()
+        tokens.add(server.url.partition("token=")[2])
+    assert len(tokens) == 2
+    assert min(map(len, tokens)) >= 32
+
+
+def test_all_runs_of_this_host_are_shown() -> None:
+    server = DashboardServer(LOOPBACK, token=TOKEN)
+    with envbus.make_vec("CartPole-v1", 1, num_actors=0), running(server), looking(server) as seen:
+        next_event(seen)
+        _, frame = next_event(seen)
+        assert isinstance(frame, dict)
+        assert os.getpid() in [row[0] for row in frame["parts"]]
+
+
+def test_it_ends_though_browsers_look() -> None:
+    with serving(lambda: []) as server, looking(server) as answer:
+        next_event(answer)
+        server.stop()
+        while answer.readline():
+            pass
