@@ -232,8 +232,9 @@ def test_a_folder_holds_few_files_and_says_what_it_is_and_who_imports_it() -> No
 
 def test_an_adapter_is_imported_by_nobody_else() -> None:
     for file in SOURCES:
-        # The benchmark's own adapters use them as users do.
-        if not relative(file).startswith(("runner/adapters/", "bench/adapters/")):
+        # The benchmark's own adapters and programs use them as users do.
+        users = "runner/adapters/", "bench/adapters/", "bench/training/"
+        if not relative(file).startswith(users):
             modules = imported_modules(file)
             adapters = [m for m in modules if m.startswith("envbus.runner.adapters")]
             assert not adapters, relative(file)

@@ -89,7 +89,8 @@ class VectorSlots(SlotGroup):
         def run(env: VectorEnv[Any, Any, Any]) -> dict[str, Any]:
             if not is_whole:
                 self._check_not_new()
-            observations, infos = self._reset(env, _seed(all_seeds), options)
+            observations, told = self._reset(env, _seed(all_seeds), options)
+            infos: dict[str, Any] = told
             self._is_new = False
             self._write(exchange, observations)
             return infos
@@ -225,7 +226,8 @@ class VectorSlots(SlotGroup):
 
         Its other seeds follow from that one then, as the vector env has it.
         """
-        if not isinstance(seed, list) or seed[0] is None:
+        is_list = isinstance(seed, list)
+        if not is_list or seed[0] is None:
             return env.reset(seed=seed, options=options)
         try:
             return env.reset(seed=seed, options=own_deeply(options))

@@ -13,6 +13,8 @@ from envbus.bench.harness.environments import PACKAGE
 from envbus.bench.training.cases import OURS
 from envbus.bench.training.program import Trained, Training, run
 
+__all__ = ["train"]
+
 _LAST_LINE = re.compile(r"steps +([0-9.]+) s")
 
 

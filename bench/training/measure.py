@@ -105,6 +105,6 @@ def _train(case: TrainingCase, way: str, seed: int, environments: Environments) 
 
 
 def _reason(error: Exception) -> str:
-    told = getattr(error, "stderr", None)
+    told: bytes | None = getattr(error, "stderr", None)
     lines = told.decode("utf-8", "replace").strip().splitlines() if told else []
     return (lines or [str(error)])[-1][:200]

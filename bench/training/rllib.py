@@ -12,6 +12,8 @@ from envbus.bench.training.cases import OURS
 from envbus.bench.training.program import Trained, Training, run, timed
 from envbus.runner.adapters.rllib import BusSingleAgentEnvRunner
 
+__all__ = ["train"]
+
 #: Rows of one update.
 _ROWS = 4000
 

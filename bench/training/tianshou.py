@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import gymnasium
 import torch
@@ -19,6 +20,8 @@ from envbus.bench.training.cases import OURS
 from envbus.bench.training.program import Trained, Training, run, timed
 from envbus.runner.adapters.tianshou import ActorVectorEnv
 
+__all__ = ["train"]
+
 #: Rows of one update, and episodes that tell how good the policy has become.
 _ROWS = 2048
 _EPISODES = 32
@@ -34,7 +37,9 @@ def train(training: Training) -> Trained:
     envs = kind([make] * training.num_envs)
     envs.seed(training.seed)
     env = make()
-    inputs, space = env.observation_space.shape[0], env.action_space
+    observations: Any = env.observation_space
+    space: Any = env.action_space
+    inputs = observations.shape[0]
 
     def body() -> Net:
         return Net(state_shape=inputs, hidden_sizes=[64, 64], activation=torch.nn.Tanh)

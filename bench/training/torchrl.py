@@ -14,6 +14,8 @@ from envbus.bench.training.cases import OURS
 from envbus.bench.training.program import Trained, Training, run, timed
 from envbus.runner.adapters.torchrl import BusEnv
 
+__all__ = ["train"]
+
 #: Rows of one update, how often each is used, and rows of one step of the optimizer.
 _ROWS = 2048
 _EPOCHS = 6

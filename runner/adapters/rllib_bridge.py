@@ -53,10 +53,11 @@ class _Bridged(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def __init__(self, bridge: ExternalEnvBridge, num_envs: int) -> None:
         self.bridge = bridge
         self.num_envs = num_envs
-        self.single_observation_space: Any = bridge.observation_space
-        self.single_action_space: Any = bridge.action_space
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+        observations: Any = bridge.observation_space
+        actions: Any = bridge.action_space
+        self.single_observation_space, self.single_action_space = observations, actions
+        self.observation_space = batch_space(observations, num_envs)
+        self.action_space = batch_space(actions, num_envs)
 
     def close_extras(self, **_: Any) -> None:
         """Stop the bridge; called by `close`."""
@@ -162,7 +163,8 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
             settings["bind"] = settings["bind"](self.worker_index)
         self.env = _Bridged(ExternalEnvBridge(**settings), config.num_envs_per_env_runner)
         self.num_envs = self.env.num_envs
-        self._open, self._asking, self._shared_data = {}, (), {}
+        self._open, self._asking = {}, ()
+        self._shared_data: dict[Any, Any] = {}
         make_callback(
             "on_environment_created",
             callbacks_objects=self._callbacks,
@@ -226,7 +228,8 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
         self, ones: Sequence[_Playing], steps: int, explore: bool, random_actions: bool
     ) -> list[Any]:
         """Choose actions; return them as simulators take them."""
-        to_module, self._cached_to_module = self._cached_to_module, None
+        to_module: Any = self._cached_to_module
+        self._cached_to_module = None
         if random_actions or self.module is None:
             for one in ones:
                 one.chosen = self.env.single_action_space.sample(), {}

@@ -39,8 +39,8 @@ from envbus.runner.bridge.models import Models
 from envbus.runner.bridge.requests import checked, told
 from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
-    BridgeClient,
     BridgeStatistics,
+    ClientIdentity,
     Confirm,
     Drain,
     EpisodeLimits,
@@ -279,7 +279,7 @@ class ExternalEnvBridge(StaysHere):
         """
         self._dispatcher.on_request = on_request
 
-    def client_of(self, episode_id: str) -> BridgeClient | None:
+    def client_of(self, episode_id: str) -> ClientIdentity | None:
         """Return whose an episode is; None: it is not open."""
         return self._dispatcher.client_of(episode_id)
 

@@ -44,8 +44,8 @@ from envbus.runner.bridge.results import BridgeResult
 from envbus.runner.bridge.vocabulary import (
     Act,
     Admit,
-    BridgeClient,
     ClientCall,
+    ClientIdentity,
     ClientLost,
     Confirm,
     Effect,
@@ -226,13 +226,13 @@ class EpisodeDispatcher:
             self.perform(effects)
         return BridgeResult.of(records)
 
-    def client_of(self, episode_id: str) -> BridgeClient | None:
+    def client_of(self, episode_id: str) -> ClientIdentity | None:
         """Return whose an open episode is."""
         holder = self._episodes.holder(episode_id)
         if holder is None:
             return None
         peer, name, user = holder
-        return BridgeClient(name, user, self._addresses.get(peer, ""))
+        return ClientIdentity(name, user, self._addresses.get(peer, ""))
 
     def dismiss(self, failed: Failed) -> None:
         """Tell all clients that the bridge ends, and those who wait for something why."""
@@ -336,9 +336,9 @@ class EpisodeDispatcher:
         note = RequestNote(self._asker(event.peer), header.payload_type, episode_id, error)
         self.on_request(note)
 
-    def _asker(self, peer: bytes) -> BridgeClient:
+    def _asker(self, peer: bytes) -> ClientIdentity:
         name = self._names.get(peer, "")
-        return BridgeClient(name, self._users.get(peer, ""), self._addresses.get(peer, ""))
+        return ClientIdentity(name, self._users.get(peer, ""), self._addresses.get(peer, ""))
 
     def _on_surprise(self, peer: bytes, header: Header, error: Exception) -> None:
         """A request made this program raise what is no refusal."""

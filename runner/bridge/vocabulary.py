@@ -20,11 +20,11 @@ from envbus.runner.workers.faults import FaultCause
 __all__ = [
     "Act",
     "Admit",
-    "BridgeClient",
     "BridgeStatistics",
     "Chosen",
     "ClientCall",
     "ClientFragment",
+    "ClientIdentity",
     "ClientLost",
     "Confirm",
     "Drain",
@@ -225,7 +225,7 @@ Effect: TypeAlias = Admit | SendReply | Act | Refuse
 # --- who asks ---------------------------------------------------------------------------------
 
 
-class BridgeClient(NamedTuple):
+class ClientIdentity(NamedTuple):
     """Who a client is."""
 
     #: As it calls itself.
@@ -239,7 +239,7 @@ class BridgeClient(NamedTuple):
 class RequestNote(NamedTuple):
     """A request of a client, as it was taken, or refused."""
 
-    client: BridgeClient
+    client: ClientIdentity
     #: Name of its payload, "GetAction".
     verb: str
     #: "": it is about none.

@@ -22,7 +22,7 @@ from envbus.runner.cli.console import open_console, say
 
 if TYPE_CHECKING:
     from envbus.runner.monitoring.figures import FaultFigures
-    from envbus.runner.monitoring.observer import Observed, Observer
+    from envbus.runner.monitoring.observer import ObservedRun, Observer
     from envbus.runner.monitoring.overview import OverviewRow
 
 __all__ = ["add_commands", "fault_line", "style_of"]
@@ -110,7 +110,7 @@ def fault_line(pid: int, part: str, fault: FaultFigures) -> Text:
     return text.append(f"{pid} {part} {where}: {fault.message}")
 
 
-def _look_twice(observer: Observer) -> tuple[Sequence[Observed], Mapping[int, str]]:
+def _look_twice(observer: Observer) -> tuple[Sequence[ObservedRun], Mapping[int, str]]:
     """Look, and look again: rates, and who hangs, are seen between two looks."""
     from envbus.runner.monitoring.hung import HungLines
 
@@ -121,7 +121,7 @@ def _look_twice(observer: Observer) -> tuple[Sequence[Observed], Mapping[int, st
     return runs, HungLines().look(runs)
 
 
-def _print_table(console: Console, runs: Sequence[Observed], lines: Mapping[int, str]) -> None:
+def _print_table(console: Console, runs: Sequence[ObservedRun], lines: Mapping[int, str]) -> None:
     from envbus.runner.monitoring.overview import COLUMNS, overview_of
 
     if not runs:

@@ -16,7 +16,7 @@ from envbus.bus.errors import EnvbusError
 from envbus.runner.cli.top import fault_line, style_of
 from envbus.runner.extras import needed_for
 from envbus.runner.monitoring.hung import HungLines
-from envbus.runner.monitoring.observer import Observed, Observer
+from envbus.runner.monitoring.observer import ObservedRun, Observer
 from envbus.runner.monitoring.overview import COLUMNS, OverviewRow, overview_of
 from envbus.runner.monitoring.runs import restart_process, stacks_of
 
@@ -203,7 +203,7 @@ class TopApp(App[None]):
         """
 
         def __init__(
-            self, runs: list[Observed], lines: Mapping[int, str], problem: str = ""
+            self, runs: list[ObservedRun], lines: Mapping[int, str], problem: str = ""
         ) -> None:
             super().__init__()
             self.runs = runs
@@ -270,7 +270,7 @@ class TopApp(App[None]):
 
     @work(thread=True)
     def _look_in_a_thread(self) -> None:
-        runs: list[Observed] = []
+        runs: list[ObservedRun] = []
         lines: Mapping[int, str] = {}
         problem = ""
         try:

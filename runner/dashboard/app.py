@@ -27,7 +27,7 @@ from envbus.runner.dashboard.access import HEADERS, Access
 from envbus.runner.dashboard.frames import details_of, find_process
 from envbus.runner.dashboard.watch import Browser, Watch
 from envbus.runner.monitoring.figures import EpisodeFigures, PartFigures, ProcessFigures
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from envbus.runner.monitoring.runs import (
     RunAddress,
     ask_episodes,
@@ -161,7 +161,7 @@ class _Routes:
         found = await run_in_threadpool(_ask_episodes, run.figures.pid, part.name)
         return _json([list(msgspec.structs.astuple(episode)) for episode in found])
 
-    def _found(self, request: Request) -> tuple[Observed, PartFigures, ProcessFigures | None]:
+    def _found(self, request: Request) -> tuple[ObservedRun, PartFigures, ProcessFigures | None]:
         query = request.query_params
         with contextlib.suppress(ValueError):
             pid = int(query.get("run", ""))

@@ -14,7 +14,7 @@ import msgspec
 
 from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.monitoring.figures import FaultFigures, PartFigures, ProcessFigures
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 
 __all__ = ["Frame", "Frames", "details_of", "find_process"]
 
@@ -68,7 +68,7 @@ class Frames:
         #: By run and part: the durations that were counted at the look before.
         self._latencies: dict[tuple[int, str], dict[int, int]] = {}
 
-    def make(self, runs: Sequence[Observed], at: float) -> Frame:
+    def make(self, runs: Sequence[ObservedRun], at: float) -> Frame:
         """Return what is told of a look.
 
         Args:
@@ -125,7 +125,7 @@ class Frames:
             faults=[_fault_row(*told) for told in faults[-MOST_SHOWN_FAULTS:]],
         )
 
-    def _quantiles(self, runs: Iterable[Observed]) -> tuple[float | None, float | None]:
+    def _quantiles(self, runs: Iterable[ObservedRun]) -> tuple[float | None, float | None]:
         """Return median and p99 of what bridges have answered since the look before, in seconds."""
         since, now = LatencyHistogram(), {}
         for run in runs:
@@ -144,8 +144,8 @@ class Frames:
 
 
 def find_process(
-    runs: Iterable[Observed], pid: int, part_name: str, process_name: str
-) -> tuple[Observed, PartFigures, ProcessFigures | None] | None:
+    runs: Iterable[ObservedRun], pid: int, part_name: str, process_name: str
+) -> tuple[ObservedRun, PartFigures, ProcessFigures | None] | None:
     """Return a run, its part and, if one is named, its process; None: it is not there."""
     for run in runs:
         for part in run.figures.parts:
@@ -159,7 +159,9 @@ def find_process(
     return None
 
 
-def details_of(run: Observed, part: PartFigures, process: ProcessFigures | None) -> dict[str, Any]:
+def details_of(
+    run: ObservedRun, part: PartFigures, process: ProcessFigures | None
+) -> dict[str, Any]:
     """Return what is told of a part, or of one of its processes, that was clicked."""
     told: dict[str, Any] = {
         "command": run.figures.command,
@@ -184,7 +186,7 @@ def details_of(run: Observed, part: PartFigures, process: ProcessFigures | None)
     return {**told, "faults": rows}
 
 
-def _state(run: Observed, process: ProcessFigures) -> str:
+def _state(run: ObservedRun, process: ProcessFigures) -> str:
     """Return a process' state; its owner may not have heard yet that it is gone."""
     pid = process.pid
     if pid is not None and run.usage and pid not in run.usage and process.state != "lost":
@@ -192,7 +194,7 @@ def _state(run: Observed, process: ProcessFigures) -> str:
     return process.state
 
 
-def _row(run: Observed, part: PartFigures, process: ProcessFigures, state: str) -> list[Any]:
+def _row(run: ObservedRun, part: PartFigures, process: ProcessFigures, state: str) -> list[Any]:
     key = part.name, process.name
     usage = None if process.pid is None else run.usage.get(process.pid)
     return [
@@ -206,7 +208,7 @@ def _fault_row(fault: FaultFigures, pid: int, part: str) -> list[Any]:
     return [fault.at, pid, part, fault.cause, fault.process, fault.env, fault.message]
 
 
-def _steps_of(run: Observed, part: PartFigures) -> float | None:
+def _steps_of(run: ObservedRun, part: PartFigures) -> float | None:
     """Return a part's steps per second; None: it counts none, or there was no look before."""
     rates = (run.rates.get((part.name, name)) for name in _STEPS)
     return next((rate for rate in rates if rate is not None), None)

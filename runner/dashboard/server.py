@@ -21,7 +21,7 @@ from envbus.bus.gateway.config import GatewayConfig, split_address
 from envbus.runner.dashboard.access import Access
 from envbus.runner.dashboard.app import make_app
 from envbus.runner.dashboard.watch import Watch
-from envbus.runner.monitoring.observer import Observed, Observer
+from envbus.runner.monitoring.observer import ObservedRun, Observer
 from envbus.runner.monitoring.runs import find_runs
 
 __all__ = ["DashboardServer"]
@@ -62,7 +62,7 @@ class DashboardServer:
         certificate: str | None = None,
         private_key: str | None = None,
         insecure: bool = False,
-        look: Callable[[], Sequence[Observed]] | None = None,
+        look: Callable[[], Sequence[ObservedRun]] | None = None,
     ) -> None:
         token = secrets.token_urlsafe(24) if token is None else token
         # What is said of who may listen where, and of tokens, is said of gateways, too.

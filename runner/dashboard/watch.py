@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from envbus.runner.dashboard.frames import Frames
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 
 __all__ = ["MOST_BROWSERS", "Browser", "Watch"]
 
@@ -65,9 +65,9 @@ class Watch:
     """
 
     def __init__(
-        self, look: Callable[[], Sequence[Observed]], *, interval: float = _INTERVAL
+        self, look: Callable[[], Sequence[ObservedRun]], *, interval: float = _INTERVAL
     ) -> None:
-        self.runs: Sequence[Observed] = ()
+        self.runs: Sequence[ObservedRun] = ()
         self._look = look
         self._interval = interval
         self._frames = Frames()

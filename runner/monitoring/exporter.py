@@ -24,7 +24,7 @@ from prometheus_client.core import (
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.data.latency import LatencyHistogram
-from envbus.runner.monitoring.observer import Observed, Observer
+from envbus.runner.monitoring.observer import ObservedRun, Observer
 
 __all__ = ["MetricsServer", "metrics_of"]
 
@@ -42,7 +42,7 @@ _STATES: Final = ("starting", "building", "built", "ready", "leaving", "down", "
 _MS: Final = re.compile(r"_ms$")
 
 
-def metrics_of(runs: Iterable[Observed]) -> list[Metric]:
+def metrics_of(runs: Iterable[ObservedRun]) -> list[Metric]:
     """Return figures as Prometheus has them: names begin with `envbus_` and end with a unit.
 
     Each has the labels `pid` and `part`, and `of` where a count is one of several by a name: a
@@ -183,7 +183,7 @@ class MetricsServer:
         """Return nothing: which metrics there are is known when they are read."""
         return []
 
-    def _look(self) -> list[Observed]:
+    def _look(self) -> list[ObservedRun]:
         with self._looking:
             return self._observer.look()
 
@@ -260,7 +260,7 @@ def _name_of(key: str) -> tuple[str, str]:
     return f"envbus_{plain}", of
 
 
-def _unready(runs: Iterable[Observed]) -> Iterator[tuple[str, str]]:
+def _unready(runs: Iterable[ObservedRun]) -> Iterator[tuple[str, str]]:
     for run in runs:
         for part in run.figures.parts:
             for process in part.processes:

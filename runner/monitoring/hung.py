@@ -12,7 +12,7 @@ from typing import Final
 
 from envbus.bus.errors import EnvbusError
 from envbus.bus.process.exit_report import innermost_line
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from envbus.runner.monitoring.overview import hung_processes
 from envbus.runner.monitoring.runs import stacks_of
 
@@ -43,7 +43,7 @@ class HungLines:
         #: By process: for how long it had hung when it was asked, and where it was.
         self._known: dict[int, tuple[float, str]] = {}
 
-    def look(self, runs: Sequence[Observed]) -> Mapping[int, str]:
+    def look(self, runs: Sequence[ObservedRun]) -> Mapping[int, str]:
         """Return by process id where those are that hang; "" where that is not known."""
         hung = hung_processes(runs)
         self._known = {pid: known for pid, known in self._known.items() if pid in hung}

@@ -14,14 +14,14 @@ import psutil
 from envbus.runner.monitoring.figures import ProcessFigures, RunFigures, rates
 from envbus.runner.monitoring.runs import RunAddress, Usage, UsageReader, ask, find_runs
 
-__all__ = ["Observed", "Observer"]
+__all__ = ["ObservedRun", "Observer"]
 
 #: Parents that are followed from a process to the run that has started it.
 _MOST_PARENTS: Final = 16
 
 
 @dataclass
-class Observed:
+class ObservedRun:
     """One run at one look.
 
     Attributes:
@@ -64,11 +64,11 @@ class Observer:
         self._find = find
         self._ask = ask
         self._usage = UsageReader()
-        self._before: dict[RunAddress, Observed] = {}
+        self._before: dict[RunAddress, ObservedRun] = {}
         #: Since when a process has been busy, with how many steps.
         self._busy_since: dict[tuple[int, str, str], tuple[float, int]] = {}
 
-    def look(self) -> list[Observed]:
+    def look(self) -> list[ObservedRun]:
         """Return the runs, those that were started by another one after that.
 
         Raises:
@@ -76,7 +76,7 @@ class Observer:
         """
         addresses = self._find()
         pids = {address.pid for address in addresses}
-        seen: dict[RunAddress, Observed] = {}
+        seen: dict[RunAddress, ObservedRun] = {}
         for address in addresses:
             owner = _owner_of(address.pid, pids)
             if self._root not in (None, address.pid, owner):
@@ -89,7 +89,7 @@ class Observer:
                 before.answers = False
                 seen[address] = before
             elif (silent := _silent(address.pid)) is not None:
-                seen[address] = Observed(silent, owner, answers=False)
+                seen[address] = ObservedRun(silent, owner, answers=False)
         self._before = seen
         wanted = {
             process.pid
@@ -103,8 +103,8 @@ class Observer:
             observed.usage = usage
         return sorted(seen.values(), key=_place)
 
-    def _compare(self, before: Observed | None, now: RunFigures, owner: int) -> Observed:
-        observed = Observed(now, owner)
+    def _compare(self, before: ObservedRun | None, now: RunFigures, owner: int) -> ObservedRun:
+        observed = ObservedRun(now, owner)
         if before is not None:
             observed.rates = rates(before.figures, now)
         known = {}
@@ -148,7 +148,7 @@ def _silent(pid: int) -> RunFigures | None:
     return RunFigures(pid=pid, at=began, began=began, command=command, version="")
 
 
-def _place(run: Observed) -> tuple[int, bool, int]:
+def _place(run: ObservedRun) -> tuple[int, bool, int]:
     pid = run.figures.pid
     return run.owner, run.owner != pid, pid
 

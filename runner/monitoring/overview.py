@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from envbus.runner.monitoring.figures import FaultFigures, PartFigures, ProcessFigures
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 
 __all__ = [
     "COLUMNS",
@@ -125,7 +125,7 @@ class Overview:
 
 
 def overview_of(
-    runs: Sequence[Observed], lines: Mapping[int, str] | None = None, wanted: str = ""
+    runs: Sequence[ObservedRun], lines: Mapping[int, str] | None = None, wanted: str = ""
 ) -> Overview:
     """Return what is to be shown.
 
@@ -167,7 +167,7 @@ def overview_of(
     )
 
 
-def hung_processes(runs: Iterable[Observed]) -> dict[int, float]:
+def hung_processes(runs: Iterable[ObservedRun]) -> dict[int, float]:
     """Return by process id for how many seconds processes have hung; not the runs themselves."""
     return {
         process.pid: stalled
@@ -181,7 +181,7 @@ def hung_processes(runs: Iterable[Observed]) -> dict[int, float]:
 
 
 def as_data(
-    runs: Sequence[Observed], lines: Mapping[int, str] | None = None
+    runs: Sequence[ObservedRun], lines: Mapping[int, str] | None = None
 ) -> list[dict[str, Any]]:
     """Return runs as plain data: their figures, with what was seen between two looks beside it."""
     told = []
@@ -230,7 +230,7 @@ class _Branch:
             yield from branch.rows()
 
 
-def _branch_of_run(run: Observed, lines: Mapping[int, str]) -> _Branch:
+def _branch_of_run(run: ObservedRun, lines: Mapping[int, str]) -> _Branch:
     pid = run.figures.pid
     parts = _in_order([_branch_of_part(run, part, lines) for part in run.figures.parts])
     cpu, memory = _usage(run, pid)
@@ -248,7 +248,7 @@ def _branch_of_run(run: Observed, lines: Mapping[int, str]) -> _Branch:
     return _Branch(row, parts, any(part.is_hung for part in parts))
 
 
-def _branch_of_part(run: Observed, part: PartFigures, lines: Mapping[int, str]) -> _Branch:
+def _branch_of_part(run: ObservedRun, part: PartFigures, lines: Mapping[int, str]) -> _Branch:
     rows = [_row_of_process(run, part, process, lines) for process in part.processes]
     numbers = [process.envs[1] - process.envs[0] for process in part.processes]
     haste = [_haste(row, number) for row, number in zip(rows, numbers, strict=True)]
@@ -272,7 +272,7 @@ def _branch_of_part(run: Observed, part: PartFigures, lines: Mapping[int, str]) 
 
 
 def _row_of_process(
-    run: Observed, part: PartFigures, process: ProcessFigures, lines: Mapping[int, str]
+    run: ObservedRun, part: PartFigures, process: ProcessFigures, lines: Mapping[int, str]
 ) -> OverviewRow:
     stalled = run.stalled.get((part.name, process.name), 0.0)
     is_hung = stalled > HUNG_AFTER
@@ -297,7 +297,7 @@ def _row_of_process(
     )
 
 
-def _usage(run: Observed, pid: int | None) -> tuple[float | None, int | None]:
+def _usage(run: ObservedRun, pid: int | None) -> tuple[float | None, int | None]:
     usage = None if pid is None else run.usage.get(pid)
     return (None, None) if usage is None else (usage.cpu, usage.memory)
 

@@ -18,7 +18,7 @@ import msgspec
 from envbus.bus.brief import cut, printable
 from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ConfigError
-from envbus.runner.bridge.vocabulary import BridgeClient
+from envbus.runner.bridge.vocabulary import ClientIdentity
 
 __all__ = ["AuditEntry", "AuditLog"]
 
@@ -33,7 +33,7 @@ _LONGEST: Final = 300
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One request."""
 
-    client: BridgeClient
+    client: ClientIdentity
     #: As clients call it: "get_action".
     verb: str
     episode: str = ""

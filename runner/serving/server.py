@@ -20,7 +20,7 @@ from envbus.actors.external.errors import SpaceMismatchError
 from envbus.bus.complaints import Complaints
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, acting
-from envbus.runner.bridge.vocabulary import BridgeClient, BridgeStatistics, RequestNote
+from envbus.runner.bridge.vocabulary import BridgeStatistics, ClientIdentity, RequestNote
 from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.monitoring.figures import PartFigures
 from envbus.runner.monitoring.registry import show
@@ -317,7 +317,7 @@ class PolicyServer:
         self, episode_id: str, model: str, version: int | None, error: Exception | None
     ) -> AuditEntry:
         return AuditEntry(
-            client=self._bridge.client_of(episode_id) or BridgeClient(""),
+            client=self._bridge.client_of(episode_id) or ClientIdentity(""),
             verb="get_action",
             episode=episode_id,
             policy=model,

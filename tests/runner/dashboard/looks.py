@@ -17,7 +17,7 @@ from envbus.runner.monitoring.figures import (
     RunFigures,
     fault_figures,
 )
-from envbus.runner.monitoring.observer import Observed, Observer
+from envbus.runner.monitoring.observer import ObservedRun, Observer
 from envbus.runner.monitoring.runs import Usage
 from tests.waiting import PATIENCE
 
@@ -52,14 +52,14 @@ def part_of(num_actors: int, name: str = "BusVectorEnv-1", **fields: Any) -> Par
     )
 
 
-def observed(*parts: PartFigures, pid: int = 7, **fields: Any) -> Observed:
+def observed(*parts: PartFigures, pid: int = 7, **fields: Any) -> ObservedRun:
     """Return a run whose processes are all there."""
     run = RunFigures(
         pid=pid, at=100.0, began=0.0, command="train.py", version="0.1.0", parts=list(parts)
     )
     pids = {process.pid for part in parts for process in part.processes if process.pid is not None}
     usage = {pid: Usage(0.5, 2**20) for pid in {*pids, pid}}
-    return Observed(run, **{"owner": pid, "usage": usage} | fields)
+    return ObservedRun(run, **{"owner": pid, "usage": usage} | fields)
 
 
 def crash(at: float, message: str = "exit code 1", process: str = "actor-0") -> FaultFigures:
@@ -68,7 +68,7 @@ def crash(at: float, message: str = "exit code 1", process: str = "actor-0") -> 
 
 
 @contextlib.contextmanager
-def serving(look: Callable[[], Sequence[Observed]] | None = None) -> Iterator[DashboardServer]:
+def serving(look: Callable[[], Sequence[ObservedRun]] | None = None) -> Iterator[DashboardServer]:
     """A dashboard that is served by a thread; without `look`, of what works in this process."""
     look = Observer(os.getpid()).look if look is None else look
     with running(DashboardServer(LOOPBACK, token=TOKEN, look=look)) as server:

@@ -20,7 +20,7 @@ import envbus
 from envbus.actors import ExternalEnvClient
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.dashboard.server import DashboardServer
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from tests.clients.browser import PROGRAMS, Page, find_browser
 from tests.runner.dashboard.looks import crash, observed, part_of, serving
 from tests.waiting import wait_until
@@ -240,11 +240,11 @@ def in_sight(page: Page) -> bool:
 class Growing:
     """A run whose processes have stepped further at each look."""
 
-    def __init__(self, run: Observed) -> None:
+    def __init__(self, run: ObservedRun) -> None:
         self._run = run
         self._count = 0
 
-    def __call__(self) -> Sequence[Observed]:
+    def __call__(self) -> Sequence[ObservedRun]:
         self._count += 1
         self._run.process_rates = {
             (part.name, process.name): 100.0 * self._count

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from envbus.runner.dashboard.watch import MOST_BROWSERS, Browser, Watch
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from tests.runner.dashboard.looks import observed, part_of
 from tests.waiting import PATIENCE
 
@@ -23,7 +23,7 @@ class Looks:
         self.count = 0
         self._lock = threading.Lock()
 
-    def __call__(self) -> Sequence[Observed]:
+    def __call__(self) -> Sequence[ObservedRun]:
         assert self._lock.acquire(blocking=False), "two look at one time"
         try:
             self.count += 1

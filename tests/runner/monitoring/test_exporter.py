@@ -19,7 +19,7 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.monitoring.exporter import MetricsServer, metrics_of
 from envbus.runner.monitoring.figures import PartFigures, ProcessFigures, RunFigures
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from envbus.runner.monitoring.runs import Usage
 from tests.waiting import wait_until
 
@@ -28,7 +28,7 @@ def samples(part: PartFigures, **observed: Any) -> dict[tuple[str, str], float]:
     """Return the values of a run with this part, by name and what else its labels say."""
     run = RunFigures(pid=7, at=0.0, began=0.0, command="", version="", parts=[part])
     found = {}
-    for metric in metrics_of([Observed(run, 7, **observed)]):
+    for metric in metrics_of([ObservedRun(run, 7, **observed)]):
         for sample in metric.samples:
             labels = dict(sample.labels)
             assert labels.pop("pid") == "7"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envbus.bus.errors import EnvbusError
 from envbus.runner.monitoring.hung import HungLines
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from tests.runner.monitoring_scenes import actor, observed
 
 STACK = """\
@@ -31,7 +31,7 @@ class Clock:
         return HungLines(self.stacks, lambda: self.now)
 
 
-def hanging(**stalled: float) -> list[Observed]:
+def hanging(**stalled: float) -> list[ObservedRun]:
     """Return a look at actors by their names, `a0=3.0`, that hang for so many seconds."""
     numbers = {int(name[1:]): seconds for name, seconds in stalled.items()}
     return [observed(*map(actor, numbers), stalled=numbers)]

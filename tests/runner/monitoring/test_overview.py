@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from envbus.runner.monitoring.figures import PartFigures, fault_figures
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from envbus.runner.monitoring.overview import (
     COLUMNS,
     OverviewRow,
@@ -19,7 +19,7 @@ from envbus.runner.monitoring.runs import Usage
 from tests.runner.monitoring_scenes import PART, actor, figures, observed
 
 
-def names(runs: list[Observed], wanted: str = "") -> list[str]:
+def names(runs: list[ObservedRun], wanted: str = "") -> list[str]:
     """Return the first cells of all rows."""
     return [row.cells()[0] for row in overview_of(runs, wanted=wanted).rows]
 
@@ -142,7 +142,7 @@ def test_a_run_that_does_not_answer_says_so() -> None:
 
 def test_a_part_without_processes_shows_its_own_count() -> None:
     part = PartFigures(name="ExternalEnvBridge-1", kind="", counts={"actions": 50.0, "ended": 3.0})
-    run = Observed(msgspec.structs.replace(figures(), parts=[part]), 7)
+    run = ObservedRun(msgspec.structs.replace(figures(), parts=[part]), 7)
     run.rates = {(part.name, "actions"): 25.0, (part.name, "ended"): 1.0}
     assert cells(overview_of([run]).rows[1]) == {
         "process": "  ExternalEnvBridge-1",

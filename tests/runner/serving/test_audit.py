@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.bridge.vocabulary import BridgeClient
+from envbus.runner.bridge.vocabulary import ClientIdentity
 from envbus.runner.serving.audit import AuditEntry, AuditLog
 
-ALICE = BridgeClient("sim-1", "alice", "10.0.0.1:5000")
+ALICE = ClientIdentity("sim-1", "alice", "10.0.0.1:5000")
 
 
 def entry(**fields: Any) -> AuditEntry:
@@ -25,7 +25,7 @@ def lines(data: str) -> list[dict[str, Any]]:
 def test_a_line_says_when_who_asked_what_and_which_model_answered(tmp_path: Path) -> None:
     with AuditLog(tmp_path / "log", clock=lambda: 1e9) as log:
         log.write([entry(episode="e", policy="m.onnx", version=3)])
-        log.write([AuditEntry(client=BridgeClient("sim"), verb="start_episode"), entry(error="no")])
+        log.write([AuditEntry(client=ClientIdentity("sim"), verb="start_episode"), entry(error="no")])
         log.write([])
         assert lines((tmp_path / "log").read_text()) == [
             {
