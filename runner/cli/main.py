@@ -339,7 +339,9 @@ def _measure(
     with _result_stream(exclusive=as_json) as out:
         console = open_console(stderr=True)
         log_to(console, log_format)
-        with ProgressLine(console) as line:
+        # Among objects no other lines.
+        is_quiet = log_format is LogFormat.JSON
+        with ProgressLine(Console(quiet=True) if is_quiet else console) as line:
             result = run(line)
         if as_json:
             out.write(msgspec.json.encode(result).decode() + "\n")
