@@ -111,6 +111,7 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
     metrics: Any
     module: Any
     num_envs: int
+    _cached_to_module: Any
 
     #: By the bridge's ids.
     _open: dict[str, _Playing]
@@ -228,7 +229,7 @@ class BusExternalEnvRunner(SingleAgentEnvRunner):
         self, ones: Sequence[_Playing], steps: int, explore: bool, random_actions: bool
     ) -> list[Any]:
         """Choose actions; return them as simulators take them."""
-        to_module: Any = self._cached_to_module
+        to_module = self._cached_to_module
         self._cached_to_module = None
         if random_actions or self.module is None:
             for one in ones:
