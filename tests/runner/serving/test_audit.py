@@ -25,7 +25,8 @@ def lines(data: str) -> list[dict[str, Any]]:
 def test_a_line_says_when_who_asked_what_and_which_model_answered(tmp_path: Path) -> None:
     with AuditLog(tmp_path / "log", clock=lambda: 1e9) as log:
         log.write([entry(episode="e", policy="m.onnx", version=3)])
-        log.write([AuditEntry(client=ClientIdentity("sim"), verb="start_episode"), entry(error="no")])
+        began = AuditEntry(client=ClientIdentity("sim"), verb="start_episode")
+        log.write([began, entry(error="no")])
         log.write([])
         assert lines((tmp_path / "log").read_text()) == [
             {
