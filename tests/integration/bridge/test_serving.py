@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import re
 import signal
@@ -53,12 +54,13 @@ STEPS = 8
 class Server:
     """`envbus serve` with the policy `echo`, or another function of that file."""
 
-    def __init__(self, *options: str, policy: str = "echo") -> None:
+    def __init__(self, *options: str, policy: str = "echo", stdin: int | None = None) -> None:
         own = policy if policy.endswith(".onnx") else f"tests.integration.served_policies:{policy}"
         served = ("--policy", own)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "envbus.runner.cli.main", "serve", *served, *options],
             cwd=ROOT,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -316,6 +318,20 @@ def test_a_model_is_loaded_anew_ten_times_and_no_request_is_lost(
     assert "was loaded: version 10" in said
     assert said.count("was not loaded, and the one before goes on") == 2
     assert "errors: policy" not in said
+
+
+def test_sighup_of_a_terminal_that_is_gone_ends_the_server() -> None:
+    terminal, end = os.openpty()
+    with Server(stdin=end) as server, connect(server) as client:
+        os.close(end)
+        server.process.send_signal(signal.SIGHUP)
+        client.start_episode("e")
+        assert client.get_action("e", seen(3)) == 3
+        client.end_episode("e", seen(4))
+        os.close(terminal)
+        said = server.end(signal.SIGHUP)
+    assert server.process.returncode == 0, said
+    assert "SIGHUP: no new episodes" in said
 
 
 @pytest.mark.slow
