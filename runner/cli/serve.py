@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.watched_files import FileWatch
 from envbus.runner.cli import serve_options as options
 from envbus.runner.cli.console import (
     AskedFormat,
@@ -81,8 +82,7 @@ def serve(
     """Answer external simulators with a policy, until SIGTERM or Ctrl-C.
 
     Then no episode begins any more, those that run are served until they end, and the server ends;
-    at once after a second Ctrl-C. SIGHUP has models loaded
-    anew, and all files read again.
+    at once after a second Ctrl-C. SIGHUP has models loaded anew, and files read again.
     """
     from envbus.runner.bridge.bridge import ExternalEnvBridge
     from envbus.runner.bridge.vocabulary import EpisodeLimits
@@ -102,6 +102,8 @@ def serve(
 
         makers = {name: in_workers(name, workers) for name in split.names}
     models = _model_files(split.names) if reload else {}
+    tokens = FileWatch([token_file] if token_file else [])
+    certificate = FileWatch([file for file in (tls_cert, tls_key) if file])
     limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}
     gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, limits, insecure=insecure)
     console = open_console()
@@ -131,15 +133,18 @@ def serve(
             upkeep.add("audit log", log.reopen)
         for name in split.names:
             upkeep.add(name, functools.partial(server.reload, name), models.get(name))
-        if bridge.gateway is not None:
-            _add_gateway(upkeep, bridge.gateway, token_file, [f for f in (tls_cert, tls_key) if f])
+        if bridge.gateway is not None and token_file:
+            upkeep.add("tokens", _tokens_reader(bridge.gateway, token_file), tokens)
+        if bridge.gateway is not None and tls_cert:
+            upkeep.add("certificate", bridge.gateway.reload_certificate, certificate)
         table = ServerTable(console)
-        for address in bridge.addresses:
-            table.tell(f"serving at {address}")
-        if metrics_at:
-            table.tell(f"metrics at {metrics_at}")
-        with _Signals() as signals, table:
-            _run(server, table, signals, upkeep, seconds, drain_timeout)
+        with _Signals() as signals:
+            for address in bridge.addresses:
+                table.tell(f"serving at {address}")
+            if metrics_at:
+                table.tell(f"metrics at {metrics_at}")
+            with table:
+                _run(server, table, signals, upkeep, seconds, drain_timeout)
         table.summarize(server.snapshot())
 
 
@@ -212,9 +217,9 @@ def _run(
             return
 
 
-def _model_files(names: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the files of models by name."""
-    files = {name: [Path(name)] for name in names if name.endswith(".onnx")}
+def _model_files(names: Sequence[str]) -> dict[str, FileWatch]:
+    """Return what looks at the files of models, by name."""
+    files = {name: FileWatch([Path(name)]) for name in names if name.endswith(".onnx")}
     if not files:
         raise ConfigError(
             "--reload looks at the file of a model, and none is a file model.onnx; a factory is "
@@ -223,26 +228,13 @@ def _model_files(names: Sequence[str]) -> dict[str, list[Path]]:
     return files
 
 
-def _add_gateway(
-    upkeep: Upkeep, gateway: Gateway, token_file: Path | None, tls: Sequence[Path]
-) -> None:
-    """Have tokens and certificate read again when their files were changed."""
-    logger = logging.getLogger("envbus.runner.serving")
-
-    def read_tokens_again() -> None:
-        tokens = read_tokens(token_file)
+def _tokens_reader(gateway: Gateway, file: Path) -> Callable[[], object]:
+    def read() -> None:
+        tokens = read_tokens(file)
         assert tokens is not None
         gateway.set_token(tokens)
-        logger.info("the tokens were read again; there are %d", len(gateway.config.tokens))
 
-    def read_certificate_again() -> None:
-        gateway.reload_certificate()
-        logger.info("the certificate was read again")
-
-    if token_file is not None:
-        upkeep.add("tokens", read_tokens_again, [token_file])
-    if tls:
-        upkeep.add("certificate", read_certificate_again, tls)
+    return read
 
 
 def _gateway(

@@ -6,8 +6,7 @@ Leaves out what is done, and whence the operator asks (`cli/serve.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
 from envbus.bus.watched_files import FileWatch
@@ -27,15 +26,14 @@ class Upkeep:
         self._duties: list[tuple[str, FileWatch | None, Callable[[], object]]] = []
         self._look_at = 0.0
 
-    def add(self, what: str, do: Callable[[], object], files: Iterable[Path] | None = None) -> None:
+    def add(self, what: str, do: Callable[[], object], watch: FileWatch | None = None) -> None:
         """Add something that is done on demand, and after a change of files.
 
         Args:
             what: For people, "tokens".
             do: Does it.
-            files: None: on demand only.
+            watch: Looks at the files, since before they were read first; None: on demand only.
         """
-        watch = None if files is None else FileWatch(files)
         self._duties.append((what, watch, do))
 
     def look(self, now: float, *, demanded: bool = False) -> None:
@@ -51,3 +49,5 @@ class Upkeep:
                 do()
             except Exception as exc:  # a file that is half written: the server goes on
                 logger.warning("%s: not loaded anew: %s", what, exc)
+            else:
+                logger.info("%s: looked at again", what)

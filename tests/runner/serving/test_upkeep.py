@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from envbus.bus.watched_files import FileWatch
 from envbus.runner.serving.upkeep import LOOK_EVERY, Upkeep
 
 
@@ -11,7 +12,7 @@ def test_what_was_changed_is_done_at_the_next_look_and_all_on_demand(tmp_path: P
     file, done = tmp_path / "file", list[str]()
     file.write_text("1")
     upkeep = Upkeep()
-    upkeep.add("watched", lambda: done.append("watched"), [file])
+    upkeep.add("watched", lambda: done.append("watched"), FileWatch([file]))
     upkeep.add("asked for", lambda: done.append("asked for"))
     upkeep.look(10.0)
     assert done == []
