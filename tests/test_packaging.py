@@ -59,6 +59,16 @@ def test_the_wheel_holds_every_source_file_below_envbus(
 
 
 @pytest.mark.slow
+def test_the_wheel_holds_the_page_of_the_dashboard_with_the_licence_of_its_plots(
+    wheel: zipfile.ZipFile,
+) -> None:
+    folder = ROOT / "runner" / "dashboard" / "page"
+    page = {f"envbus/runner/dashboard/page/{file.name}" for file in folder.iterdir()}
+    assert page <= set(wheel.namelist())
+    assert "envbus/runner/dashboard/page/uPlot.LICENSE" in page
+
+
+@pytest.mark.slow
 def test_the_wheel_puts_nothing_else_into_site_packages(wheel: zipfile.ZipFile) -> None:
     top = {name.partition("/")[0] for name in wheel.namelist()}
     (info,) = top - {"envbus"}

@@ -64,11 +64,14 @@ def dashboard(
         private_key=None if tls_key is None else str(tls_key),
         insecure=insecure,
     )
+    url = server.url
+    if token_file is not None:
+        url = f"{url.partition('token=')[0]}token=... with the token of {token_file}"
     try:
-        url = server.url
-        if token_file is not None:
-            url = f"{url.partition('token=')[0]}token=... with the token of {token_file}"
-        say(console, f"the dashboard is at {url}")
-        server.run(seconds, signals=True)
+        server.run(
+            seconds,
+            signals=True,
+            on_start=lambda: say(console, f"the dashboard is at {url}"),
+        )
     finally:
         server.close()

@@ -52,8 +52,10 @@ class Access:
         name = host.rpartition(":")[0] if _has_port(host) else host
         if name.lower() in self._names:
             return True
+        if name.startswith("[") and name.endswith("]"):
+            name = name[1:-1]
         try:
-            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+            ipaddress.ip_address(name)
         except ValueError:
             return False
         return True

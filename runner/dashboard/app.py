@@ -76,6 +76,7 @@ def make_app(access: Access, watch: Watch, *, tls: bool = False) -> ASGIApp:
             Route("/episodes", routes.episodes),
         ]
     )
+    app.router.redirect_slashes = False  # by what `Host` says
     return _Guard(app, access, tls=tls)
 
 
@@ -97,7 +98,7 @@ class _Guard:
         if not access.is_meant(request.headers.get("host", "")):
             text = "This dashboard is not reached by that host name; use its IP address.\n"
             refusal = PlainTextResponse(text, 421)
-        elif request.url.path == "/" and access.has_token(request.query_params.get("token", "")):
+        elif scope["path"] == "/" and access.has_token(request.query_params.get("token", "")):
             cookie = access.set_cookie(tls=self._tls)
         elif not (
             access.has_ticket(request.cookies)
@@ -113,7 +114,10 @@ class _Guard:
                     headers["Set-Cookie"] = cookie
             await send(message)
 
-        await (refusal or self._app)(scope, receive, send_guarded)
+        try:
+            await (refusal or self._app)(scope, receive, send_guarded)
+        except Exception:  # of which the browser was told
+            logger.exception("the dashboard cannot answer %s", scope["path"])
 
 
 class _Routes:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from envbus.bus.brief import cut
 from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.monitoring.figures import FaultFigures, PartFigures, ProcessFigures
 from envbus.runner.monitoring.observer import ObservedRun
@@ -22,6 +23,8 @@ __all__ = ["Frame", "Frames", "details_of", "find_process"]
 MOST_POINTS: Final = 600
 #: Faults that the time line shows, the latest.
 MOST_SHOWN_FAULTS: Final = 200
+#: Characters of what is told of one.
+_LONGEST_MESSAGE: Final = 500
 #: Rows of a table; of more, the first.
 MOST_ROWS: Final = 20_000
 #: Begin of the counts that are of faults, one by cause; and other counts of faults.
@@ -205,7 +208,8 @@ def _row(run: ObservedRun, part: PartFigures, process: ProcessFigures, state: st
 
 
 def _fault_row(fault: FaultFigures, pid: int, part: str) -> list[Any]:
-    return [fault.at, pid, part, fault.cause, fault.process, fault.env, fault.message]
+    message = cut(fault.message, _LONGEST_MESSAGE)
+    return [fault.at, pid, part, fault.cause, fault.process, fault.env, message]
 
 
 def _steps_of(run: ObservedRun, part: PartFigures) -> float | None:

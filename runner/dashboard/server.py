@@ -106,14 +106,21 @@ class DashboardServer:
         )
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, seconds: float | None = None, *, signals: bool = False) -> None:
+    def run(
+        self,
+        seconds: float | None = None,
+        *,
+        signals: bool = False,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
         """Serve until `stop`.
 
         Args:
             seconds: Or until so many have gone by.
             signals: Or until SIGTERM or Ctrl-C; for the main thread only.
+            on_start: Called when any of these ends it.
         """
-        asyncio.run(self._run(seconds, signals=signals))
+        asyncio.run(self._run(seconds, on_start, signals=signals))
 
     def stop(self) -> None:
         """Have `run` return; called by any thread. Idempotent."""
@@ -127,13 +134,16 @@ class DashboardServer:
         """Let go of the address, also where it never ran. Idempotent."""
         self._socket.close()
 
-    async def _run(self, seconds: float | None, *, signals: bool) -> None:
+    async def _run(
+        self, seconds: float | None, on_start: Callable[[], None], *, signals: bool
+    ) -> None:
         loop = self._loop = asyncio.get_running_loop()
         if signals:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.stop)
         if seconds is not None:
             loop.call_later(seconds, self.stop)
+        on_start()
         await self._server.serve([self._socket])
 
 

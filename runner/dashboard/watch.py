@@ -76,6 +76,8 @@ class Watch:
         #: The last frame, and when it was made.
         self._last: tuple[float, bytes] | None = None
         self._closed = False
+        #: Whether it could not look; that is told once.
+        self._fails = False
 
     def join(self) -> tuple[Browser, bytes] | None:
         """Return a new browser and its first event, what plots show; None: there is no room."""
@@ -111,8 +113,11 @@ class Watch:
                 self.runs = await asyncio.to_thread(self._look)
                 event = _event("frame", self._frames.make(self.runs, time.time()))
             except Exception:
-                logger.exception("the runs of this host cannot be looked at; it is tried again")
+                if not self._fails:
+                    logger.exception("the runs of this host cannot be looked at; it is tried again")
+                self._fails = True
             else:
+                self._fails = False
                 self._last = time.monotonic(), event
                 for browser in self._browsers:
                     browser.put(event)

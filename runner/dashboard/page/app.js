@@ -132,7 +132,8 @@ class Table {
       this.columns.forEach(([, , , text, more], number) => {
         const cell = line.children[number]
         write(cell, text(row))
-        if (more?.look) cell.className = more.look(row)
+        const look = more?.look?.(row)
+        if (look !== undefined && look !== cell.className) cell.className = look
       })
     }
   }

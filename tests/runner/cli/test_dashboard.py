@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,18 @@ def test_the_token_of_a_file_is_not_told(
     captured = capsys.readouterr()
     assert "secret" not in captured.out + captured.err
     assert f"?token=... with the token of {token}" in captured.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_as_soon_as_its_address_is_told(number: signal.Signals) -> None:
+    program = [sys.executable, "-u", "-m", "envbus.bench.entry", "dashboard"]
+    with subprocess.Popen(
+        [*program, "--bind", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("the dashboard is at ")
+        process.send_signal(number)
+        assert process.wait(60) == 0
 
 
 def test_without_its_libraries_it_says_what_to_install() -> None:

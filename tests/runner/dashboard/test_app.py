@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from envbus.bus.errors import ConfigError, TransportError
 from envbus.runner.dashboard.access import HEADERS
 from envbus.runner.dashboard.server import DashboardServer
 from envbus.runner.dashboard.watch import MOST_BROWSERS
+from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.runner.dashboard.looks import (
     LOOPBACK,
     TOKEN,
@@ -97,7 +99,7 @@ def test_the_token_opens_the_page_only_and_its_cookie_the_rest(server: Dashboard
 def test_a_name_that_was_led_to_this_host_is_refused(server: DashboardServer) -> None:
     port = server.address.rpartition(":")[2]
     cookie = cookie_of(server)
-    for host in (f"evil.example:{port}", "evil.example", ""):
+    for host in (f"evil.example:{port}", "evil.example", "", "[::1", "[", "%", "a b"):
         assert get(server, f"/?token={TOKEN}", Host=host).status == 421
         assert get(server, "/", Host=host, Cookie=cookie).status == 421
     assert get(server, "/", Host=f"localhost:{port}", Cookie=cookie).status == 200
@@ -228,6 +230,32 @@ def test_whoever_says_insecure_may_serve_other_hosts() -> None:
         assert server.address.startswith("127.0.0.1:")
     finally:
         server.close()
+
+
+def test_with_tls_other_hosts_may_be_served_and_the_cookie_stays_within_it(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    server = DashboardServer(
+        "0.0.0.0:0",
+        token=TOKEN,
+        certificate=str(certificate),
+        private_key=str(key),
+        look=lambda: [],
+    )
+    trusting = ssl.create_default_context(cadata=CERTIFICATE)
+    trusting.check_hostname = False
+    with (
+        running(server),
+        contextlib.closing(
+            http.client.HTTPSConnection(server.address, timeout=PATIENCE, context=trusting)
+        ) as connection,
+    ):
+        assert server.url.startswith("https://")
+        connection.request("GET", f"/?token={TOKEN}")
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.getheader("Set-Cookie", "").endswith("; Secure")
 
 
 def test_each_start_has_a_token_of_its_own() -> None:

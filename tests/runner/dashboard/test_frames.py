@@ -60,6 +60,12 @@ def test_the_time_line_has_the_latest_faults_of_all_parts_in_order() -> None:
     assert told[-1] == [299.0, 7, "BusVectorEnv-1", "crash", "actor-0", -1, "exit code 1"]
 
 
+def test_a_message_of_any_length_is_cut() -> None:
+    run = observed(part_of(1, faults=[crash(1.0, "x" * 10_000)]))
+    ((*_, message),) = Frames().make([run], 2.0).faults
+    assert len(message) == 500
+
+
 def test_latencies_are_those_since_the_look_before() -> None:
     frames = Frames()
     slow, quick = [1.0] * 100, [0.01] * 50
