@@ -73,16 +73,18 @@ class _ShownParts:
             return
         with self._lock:
             self._numbers[kind] += 1
-            self._parts[next(self._count)] = f"{kind}-{self._numbers[kind]}", weakref.ref(part)
+            reference = weakref.ref(part, lambda _: self.remove(None))
+            self._parts[next(self._count)] = f"{kind}-{self._numbers[kind]}", reference
             if self._listener is None:
                 self._listener = Listener.open(self.answer)
 
-    def remove(self, part: Part) -> None:
+    def remove(self, part: Part | None) -> None:
+        """Forget a part, and those that are gone."""
         with self._lock:
             for number, (_, reference) in list(self._parts.items()):
                 held = reference()
                 if held is part or held is None:
-                    del self._parts[number]
+                    self._parts.pop(number, None)  # another one may be found gone meanwhile
             if not self._parts and self._listener is not None:
                 self._listener.close()
                 self._listener = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -137,6 +138,14 @@ def test_a_part_that_was_dropped_is_not_shown() -> None:
     with envbus.make_vec(Heavy, 1, num_actors=0):
         del dropped
         wait_until(lambda: len(look().parts) == 1, "it is shown")
+
+
+def test_nothing_listens_when_the_last_part_was_dropped() -> None:
+    dropped = envbus.make_vec(Heavy, 1, num_actors=0)
+    assert here() is not None
+    del dropped
+    gc.collect()
+    wait_until(lambda: here() is None, "it is gone")
 
 
 def test_nothing_listens_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
