@@ -131,7 +131,7 @@ def test_an_episode_that_is_clicked_shows_its_verbs(
         bridge_of(bridge),
         ExternalEnvClient(bridge.address) as client,
     ):
-        names = [client.start_episode(f"episode-{number}") for number in range(30)]
+        names = [client.start_episode(f"episode-{number}") for number in range(500)]
         for name in names:
             client.log_returns(name, 1.0)
         client.get_action(names[7], np.zeros(2, np.float32))
@@ -150,6 +150,11 @@ def test_an_episode_that_is_clicked_shows_its_verbs(
             assert "log_returns: 1" in text_of(page, "#panel-text")
             client.log_returns(names[7], 1.0)
             wait_until(lambda: "log_returns: 2" in text_of(page, "#panel-text"), "they move")
+            page.evaluate("episodes.body.scrollTop = 1e6")
+            wait_until(
+                lambda: names[-1] in text_of(page, "#panel-episodes"), "the last one is seen"
+            )
+            assert page.evaluate("episodes.lines.length") < 100
             assert page.errors() == []
 
 
