@@ -18,7 +18,7 @@ from envbus.runner.monitoring.figures import (
     RunFigures,
     fault_figures,
 )
-from envbus.runner.monitoring.observer import Observed, Observer
+from envbus.runner.monitoring.observer import ObservedRun, Observer
 from envbus.runner.monitoring.runs import Usage
 
 PART = "ActorPool-1"
@@ -27,7 +27,7 @@ HUNG = 5
 LINES: Mapping[int, str] = MappingProxyType({4712 + HUNG: "sims/walker.py:88 in step"})
 
 
-def run() -> Observed:
+def run() -> ObservedRun:
     """Return a look at a pool of which one actor hangs and another one has just died."""
     processes = [
         ProcessFigures(
@@ -57,7 +57,7 @@ def run() -> Observed:
     rates = {
         (PART, f"actor-{i}"): 1480.0 - 20.0 * (i % 3) for i in range(ACTORS) if i not in (2, HUNG)
     }
-    return Observed(
+    return ObservedRun(
         figures,
         4711,
         process_rates={**rates, (PART, f"actor-{HUNG}"): 0.0},

@@ -18,7 +18,7 @@ from envbus.runner import ExternalEnvBridge
 from envbus.runner.cli.main import app
 from envbus.runner.monitoring.exporter import metrics_of
 from envbus.runner.monitoring.figures import PartFigures, RunFigures
-from envbus.runner.monitoring.observer import Observed, Observer
+from envbus.runner.monitoring.observer import ObservedRun, Observer
 from envbus.runner.serving.loading import policy_maker
 from envbus.runner.serving.server import PolicyServer
 from tests.sources import ROOT
@@ -42,7 +42,7 @@ def test_the_dashboard_draws_figures_that_there_are() -> None:
     at_times = RunFigures(pid=1, at=0.0, began=0.0, command="", version="", parts=[AT_TIMES])
     told = {
         sample.name
-        for metric in metrics_of([*runs, Observed(at_times, 1)])
+        for metric in metrics_of([*runs, ObservedRun(at_times, 1)])
         for sample in metric.samples
     }
     assert len(asked) > 10

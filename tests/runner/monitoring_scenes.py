@@ -14,7 +14,7 @@ from gymnasium.error import NoAsyncCallError
 
 import envbus
 from envbus.runner.monitoring.figures import PartFigures, ProcessFigures, RunFigures
-from envbus.runner.monitoring.observer import Observed
+from envbus.runner.monitoring.observer import ObservedRun
 from tests.envs import HangingEnv
 
 PART = "ActorPool-1"
@@ -75,7 +75,7 @@ def observed(
     rates: dict[int, float] | None = None,
     stalled: dict[int, float] | None = None,
     **fields: Any,
-) -> Observed:
+) -> ObservedRun:
     """Return a look at a run.
 
     Args:
@@ -86,7 +86,7 @@ def observed(
         stalled: By number of an actor, seconds without a step.
         fields: Of the part.
     """
-    return Observed(
+    return ObservedRun(
         figures(*processes, pid=pid, **fields),
         owner,
         process_rates={(PART, f"actor-{i}"): rate for i, rate in (rates or {}).items()},
