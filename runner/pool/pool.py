@@ -142,7 +142,9 @@ class ActorPool(StaysHere):
             self._fleet.start()
             self._set_up(all_or_nothing=all_or_nothing)
         except BaseException:
-            self.close(terminate=True)
+            self.closed = True
+            self._fleet.close(terminate=True)
+            self._finalizer.detach()
             raise
 
     def _set_up(self, *, all_or_nothing: bool) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import resource
@@ -281,10 +282,14 @@ def is_connected(bus: Bus, client: AnyClient, peer: bytes) -> bool:
     return decode_header(client.receive()[0]).payload_type == Shutdown.__name__
 
 
+NUMBERS = itertools.count()
+
+
 def is_let_in(bus: Bus, token: str) -> bool:
-    """Say hello with a token, and go."""
+    """Say hello with a token, and go; by another name each time: a peer may not be missed yet."""
     with TcpClient(bus.gateway.tcp[0]) as client:
-        client.send(message(Token(token=token), Kind.NOTICE), hello("sim"))
+        name = f"sim-{next(NUMBERS)}"
+        client.send(message(Token(token=token), Kind.NOTICE), hello(name))
         bus.poll()
         while True:
             with contextlib.suppress(TimeoutError):
