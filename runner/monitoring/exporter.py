@@ -5,6 +5,7 @@ Needs the extra `monitoring`. Leaves out where the figures come from (`observer.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -23,7 +24,9 @@ from prometheus_client.core import (
 )
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.forking import disown_in_forks
 from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.monitoring.listener import read_until
 from envbus.runner.monitoring.observer import ObservedRun, Observer
 
 __all__ = ["MetricsServer", "metrics_of"]
@@ -33,6 +36,11 @@ logger = logging.getLogger("envbus.runner.monitoring")
 #: Seconds that a client has for its request, and requests at one time; more wait.
 _REQUEST_TIMEOUT: Final = 5.0
 _MOST_REQUESTS: Final = 4
+#: Bytes of a request, which ends with an empty line.
+_LONGEST_REQUEST: Final = 16384
+_END: Final = b"\r\n\r\n"
+#: Seconds until whoever waits for room sees that the server ends.
+_LOOK: Final = 0.1
 #: Upper ends of the buckets of durations, in seconds.
 _BUCKETS: Final = tuple(
     factor * 10.0**power for power in range(-5, 2) for factor in (1.0, 2.0, 5.0)
@@ -159,6 +167,8 @@ class MetricsServer:
             ) from exc
         self._server.set_app(self._serve)
         self.address = "{}:{}".format(*self._server.server_address[:2])
+        self._is_copy = False
+        disown_in_forks(self)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="envbus metrics", daemon=True
         )
@@ -166,7 +176,13 @@ class MetricsServer:
 
     def close(self) -> None:
         """Serve no more. Idempotent."""
-        self._server.shutdown()
+        if not self._is_copy:
+            self._server.shutdown()
+        self._server.server_close()
+
+    def disown(self) -> None:
+        """In a forked copy, which has no such thread: let go of the port."""
+        self._is_copy = True
         self._server.server_close()
 
     def __enter__(self) -> MetricsServer:
@@ -213,7 +229,13 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, *args: Any) -> None:
         self._room = threading.BoundedSemaphore(_MOST_REQUESTS)
+        self._is_ending = False
         super().__init__(*args)
+
+    def shutdown(self) -> None:
+        """End the loop, also while it waits for room."""
+        self._is_ending = True
+        super().shutdown()
 
     def server_bind(self) -> None:
         """Bind, without asking a name server for this host's name."""
@@ -224,7 +246,10 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread; whoever comes while there are many waits."""
-        self._room.acquire()
+        while not self._room.acquire(timeout=_LOOK):
+            if self._is_ending:
+                self.shutdown_request(request)
+                return
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -247,6 +272,13 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 class _Handler(WSGIRequestHandler):
     #: Of each wait for the client.
     timeout = _REQUEST_TIMEOUT
+
+    def setup(self) -> None:
+        """Read the request at once: byte by byte it would take a place for hours."""
+        super().setup()
+        data = read_until(self.connection, _END, _LONGEST_REQUEST, _REQUEST_TIMEOUT)
+        self.connection.settimeout(_REQUEST_TIMEOUT)
+        self.rfile = io.BytesIO(data)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say it where it does not disturb."""

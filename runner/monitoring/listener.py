@@ -25,7 +25,7 @@ import msgspec
 
 from envbus.bus.transport.unix_sockets import owner_of
 
-__all__ = ["LONGEST_QUESTION", "PREFIX", "Listener", "Question"]
+__all__ = ["LONGEST_QUESTION", "PREFIX", "Listener", "Question", "read_until"]
 
 logger = logging.getLogger("envbus.runner.monitoring")
 
@@ -126,20 +126,31 @@ class Listener:
     def _answer(self, connection: socket.socket) -> None:
         if owner_of(connection)[1] not in (os.geteuid(), 0):
             return
-        question = msgspec.json.decode(_read_line(connection), type=Question)
+        line = read_until(connection, b"\n", LONGEST_QUESTION, _QUESTION_TIMEOUT)
+        question = msgspec.json.decode(line, type=Question)
         answer = self._told(question)
         if answer is not None:
             connection.settimeout(_ANSWER_TIMEOUT)
             connection.sendall(msgspec.json.encode(answer) + b"\n")
 
 
-def _read_line(connection: socket.socket) -> bytes:
-    """Return a line of at most `LONGEST_QUESTION` bytes; what came of it, where more does not."""
-    deadline = time.monotonic() + _QUESTION_TIMEOUT
+def read_until(connection: socket.socket, end: bytes, most: int, timeout: float) -> bytes:
+    """Return what comes up to `end`; what came of it, where the other side has ended.
+
+    Args:
+        connection: Its timeout is another one afterwards.
+        end: With which the other side stops.
+        most: Bytes, after which nothing is waited for.
+        timeout: Seconds for all of it.
+
+    Raises:
+        TimeoutError: They have passed.
+    """
+    deadline = time.monotonic() + timeout
     data = b""
-    while b"\n" not in data and len(data) < LONGEST_QUESTION:
+    while end not in data and len(data) < most:
         connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-        more = connection.recv(LONGEST_QUESTION)
+        more = connection.recv(most)
         if not more:
             break
         data += more

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.monitoring.figures import (
     EpisodesFigures,
     PartFigures,
@@ -68,6 +69,7 @@ class _ShownParts:
         self._began = time.time()
         disown_in_forks(self)
 
+    @uninterrupted_call  # or the thread is there, and nobody has it; or all signals stay blocked
     def add(self, part: Part, kind: str) -> None:
         if os.environ.get(VARIABLE) == "0":
             return
@@ -78,6 +80,7 @@ class _ShownParts:
             if self._listener is None:
                 self._listener = Listener.open(self.answer)
 
+    @uninterrupted_call
     def remove(self, part: Part | None) -> None:
         """Forget a part, and those that are gone."""
         with self._lock:

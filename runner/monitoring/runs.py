@@ -14,10 +14,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
+import psutil
 
 from envbus.bus.errors import EnvbusError
 from envbus.bus.process.descendants import process_state
 from envbus.bus.process.stacks import STACK_SIGNAL, StackFile, describe_stacks
+from envbus.bus.transport.unix_sockets import owner_of
 from envbus.runner.monitoring.figures import (
     EpisodeFigures,
     EpisodesFigures,
@@ -89,7 +91,7 @@ def find_runs() -> list[RunAddress]:
         if not name.startswith(f"@{PREFIX}"):
             continue
         parts = name.removeprefix(f"@{PREFIX}").split("-")
-        is_ours = len(parts) == 3 and parts[0].isdigit() and parts[1].isdigit()
+        is_ours = len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal()
         if is_ours and user in (0, int(parts[0])):
             found.add(RunAddress(int(parts[1]), name[1:]))
     return sorted(found)
@@ -122,6 +124,8 @@ def _ask(
         try:
             sock.settimeout(timeout)
             sock.connect(f"\0{address.name}")
+            if owner_of(sock) != (address.pid, _user_of(address)):
+                return None  # anybody may take such a name
             sock.sendall(msgspec.json.encode(question) + b"\n")
             while not answer.endswith(b"\n") and len(answer) < _LONGEST_ANSWER:
                 sock.settimeout(max(deadline - time.monotonic(), 1e-3))
@@ -182,6 +186,10 @@ def kill_process(run: RunFigures, name: str) -> int:
                     f"{part.name} does not start its processes again: that would end the run; "
                     "make it with restart=True"
                 )
+            if not _is_below(process.pid, run.pid):
+                raise EnvbusError(
+                    f"process {process.pid} was not started by run {run.pid}, and is not killed"
+                )
             os.kill(process.pid, signal.SIGKILL)
             return process.pid
     names = ", ".join(process.name for part in run.parts for process in part.processes)
@@ -241,6 +249,18 @@ def stacks_of(pid: int, timeout: float = _STACKS_TIMEOUT) -> str:
             return describe_stacks([(pid, file)], patience)[0]
     finally:
         os.close(process)
+
+
+def _user_of(address: RunAddress) -> int:
+    return int(address.name.removeprefix(PREFIX).partition("-")[0])
+
+
+def _is_below(pid: int, run: int) -> bool:
+    """Return whether a process descends from a run, which may tell of any process there is."""
+    try:
+        return any(parent.pid == run for parent in psutil.Process(pid).parents())
+    except psutil.Error:
+        return False
 
 
 def _cpu_seconds(pid: int) -> float:

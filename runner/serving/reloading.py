@@ -33,7 +33,7 @@ class LoadedModel(NamedTuple):
     spaces: Spaces
     #: None: it failed.
     policies: ServedPolicies | None
-    error: Exception | None
+    error: BaseException | None
 
 
 class ModelLoader:
@@ -82,7 +82,7 @@ class ModelLoader:
             name, make, spaces = self._asked.get()
             try:
                 done = LoadedModel(name, spaces, self._load(make, spaces), None)
-            except Exception as exc:  # whatever a user's factory raises: the others go on
+            except BaseException as exc:  # `sys.exit()` too would end the thread, and all loads
                 done = LoadedModel(name, spaces, None, exc)
             self._done.put(done)
             del make, done  # a model lives no longer than it is used

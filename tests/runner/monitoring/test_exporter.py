@@ -7,6 +7,7 @@ import http.client
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,3 +152,44 @@ def test_clients_that_say_nothing_keep_no_other_out(
     finally:
         for sock in silent:
             sock.close()
+
+
+def test_clients_that_say_little_again_and_again_do_not_hold_up_its_end() -> None:
+    server, ended = MetricsServer("127.0.0.1:0"), threading.Event()
+    host, _, port = server.address.rpartition(":")
+    slow = [socket.create_connection((host, int(port))) for _ in range(6)]
+
+    def drip() -> None:
+        while not ended.wait(0.5):
+            for sock in slow:
+                with contextlib.suppress(OSError):  # it was cut off
+                    sock.send(b"G")
+
+    for sock in slow:
+        sock.send(b"G")
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    closing = threading.Thread(target=server.close, daemon=True)
+    try:
+        for sock in slow[:2]:  # those that were let in
+            sock.settimeout(60.0)
+            with contextlib.suppress(ConnectionResetError):  # it has not read all
+                assert sock.recv(1) == b""
+        closing.start()
+        closing.join(60.0)
+        assert not closing.is_alive()
+    finally:
+        ended.set()
+        dripping.join()
+        for sock in slow:
+            sock.close()
+
+
+def test_a_forked_copy_that_closes_it_comes_to_its_end() -> None:
+    with MetricsServer("127.0.0.1:0") as server:
+        copy = os.fork()
+        if copy == 0:
+            server.close()
+            os._exit(3)
+        wait_until(lambda: os.waitpid(copy, os.WNOHANG)[0] == copy, "it ends")
+        assert get(f"http://{server.address}/healthz")[0] == 200

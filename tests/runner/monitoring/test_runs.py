@@ -271,6 +271,58 @@ def test_whoever_says_nothing_does_not_keep_others_waiting_for_long(
         assert ask(address, timeout=30.0) is not None
 
 
+@contextlib.contextmanager
+def answering(name: str) -> Iterator[None]:
+    """Answer questions at a name, as this process."""
+    asked = msgspec.json.encode(RunFigures(pid=1, at=0.0, began=0.0, command="", version=""))
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(asked + b"\n")
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0{name}")
+        listening.listen()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_whoever_takes_the_name_of_another_process_or_user_is_not_believed() -> None:
+    user, own = os.geteuid(), os.getpid()
+    for of_user, pid, believed in ((user, own, True), (user, 1, False), (user + 1, own, False)):
+        name = f"envbus-run-{of_user}-{pid}-test"
+        with answering(name):
+            assert (ask(RunAddress(pid, name)) is not None) == believed
+
+
+@pytest.mark.parametrize("pid", ["\N{SUPERSCRIPT TWO}", "9" * 40, "-1", ""])
+def test_a_name_that_no_run_has_disturbs_nobody(pid: str) -> None:
+    with answering(f"envbus-run-{os.geteuid()}-{pid}-test"):
+        assert {run.figures.pid for run in Observer(find=find_runs).look()} <= set(psutil.pids())
+
+
+def test_nobody_is_killed_whom_the_run_has_not_started(envs: envbus.BusVectorEnv) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        told = look()
+        (shown,) = told.parts
+        lies = [msgspec.structs.replace(shown.processes[0], pid=stranger.pid)]
+        told = msgspec.structs.replace(
+            told, pid=envs.actor_pids()[1], parts=[msgspec.structs.replace(shown, processes=lies)]
+        )
+        with pytest.raises(EnvbusError, match="was not started by run"):
+            kill_process(told, "actor-0")
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
+
+
 def test_a_run_that_is_gone_has_no_figures() -> None:
     assert ask(RunAddress(1, "envbus-run-0-1-00000000")) is None
 

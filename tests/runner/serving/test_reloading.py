@@ -53,6 +53,17 @@ def test_one_that_cannot_be_made_is_told_and_the_next_is_loaded() -> None:
     assert taken(loader).error is None
 
 
+def test_one_that_would_end_the_program_ends_no_later_load() -> None:
+    def leaves(*_spaces: Any) -> Any:
+        raise SystemExit("as told")
+
+    loader = ModelLoader()
+    loader.ask("m", leaves, SPACES)
+    assert isinstance(taken(loader).error, SystemExit)
+    loader.ask("m", constant(1), SPACES)
+    assert taken(loader).error is None
+
+
 def test_one_that_is_asked_for_while_it_is_loaded_is_loaded_once_more() -> None:
     go_on, loads = threading.Semaphore(0), []
 
