@@ -644,8 +644,10 @@ class EnvRunnerGroup(StaysHere):
             terminate: Do not ask, kill. Otherwise they have `timeouts.close`.
         """
         self.closed = True
-        unshow(self)
-        self._worker_group.close(terminate=terminate)
+        try:
+            self._worker_group.close(terminate=terminate)
+        finally:
+            unshow(self)
         self._finalizer.detach()
         if hasattr(self, "_rounds"):  # else no runner came up
             self._rounds.let_go()

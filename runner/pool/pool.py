@@ -589,8 +589,10 @@ class ActorPool(StaysHere):
         """
         check_number("timeout", timeout, optional=True)
         self.closed = True
-        unshow(self._engine)
-        self._fleet.close(timeout=timeout, terminate=terminate)  # goes on after Ctrl-C
+        try:
+            self._fleet.close(timeout=timeout, terminate=terminate)  # goes on after Ctrl-C
+        finally:
+            unshow(self._engine)
         self._finalizer.detach()
 
     def stop(self) -> None:

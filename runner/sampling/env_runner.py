@@ -682,12 +682,14 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         return self
 
     def __exit__(self, exc_type: object, *_: object) -> None:
-        unshow(self)
-        self._end_serving()
         try:
-            self._end_onlooking()
+            self._end_serving()
+            try:
+                self._end_onlooking()
+            finally:
+                self._envs.close(terminate=exc_type is not None)
         finally:
-            self._envs.close(terminate=exc_type is not None)
+            unshow(self)
 
     # --- private -----------------------------------------------------------------------------
 

@@ -573,8 +573,10 @@ class Lockstep:
             raise
         finally:
             self.closed = True
-            unshow(self._engine)
-            self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
+            try:
+                self._fleet.close(timeout=deadline - time.monotonic(), terminate=terminate)
+            finally:
+                unshow(self._engine)
 
     def _comes_to_an_end(self, pending: PendingVerb, deadline: float) -> bool:
         """Wait for what is pending, whose results nobody wants; return whether it has ended."""

@@ -191,5 +191,9 @@ def test_a_forked_copy_that_closes_it_comes_to_its_end() -> None:
         if copy == 0:
             server.close()
             os._exit(3)
-        wait_until(lambda: os.waitpid(copy, os.WNOHANG)[0] == copy, "it ends")
+        try:
+            wait_until(lambda: os.waitpid(copy, os.WNOHANG)[0] == copy, "it ends")
+        except BaseException:
+            os.kill(copy, signal.SIGKILL)
+            raise
         assert get(f"http://{server.address}/healthz")[0] == 200
