@@ -44,7 +44,7 @@ def home_of(package: Path) -> Path:
 HOME = home_of(PACKAGE)
 DEFAULT_FOLDER = HOME / ".envs"
 #: What all libraries' environments take.
-SIZE = "12 GB"
+SIZE = "14 GB"
 #: Seconds for one pip call; torch alone can take minutes on a slow line.
 PIP_TIMEOUT = 1800.0
 

@@ -45,7 +45,7 @@ def test_nothing_is_installed_before_somebody_has_agreed_who_knows_where_and_how
     )
     assert done.returncode == 2
     told = " ".join(done.stderr.split())
-    for part in ("gymnasium", str(DEFAULT_FOLDER), "12 GB", "--yes"):
+    for part in ("gymnasium", str(DEFAULT_FOLDER), "14 GB", "--yes"):
         assert part in told
     environments = Environments(tmp_path / "envs")
     assert environments.missing(["sb3", "gymnasium"]) == ["sb3", "gymnasium"]
