@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import time
 from collections.abc import Sequence
 
+from envbus.bench.harness.child import ChildError, LibraryProcess, one_line
 from envbus.bench.harness.environments import Environments
 from envbus.bench.harness.record import (
     Keep,
@@ -51,8 +52,8 @@ def measure_training(
                     continue
                 try:
                     trained = _train(case, way, seed, environments)
-                except (subprocess.SubprocessError, ValueError, OSError) as exc:
-                    failures[way] = _reason(exc)
+                except (ChildError, ValueError, OSError) as exc:
+                    failures[way] = one_line(str(exc))
                     say(f"{case.name} {way}: {failures[way]}")
                     continue
                 seconds[way].append(trained["seconds"])
@@ -88,23 +89,18 @@ def _train(case: TrainingCase, way: str, seed: int, environments: Environments) 
         "--way": way,
         "--seed": seed,
     }
-    done = subprocess.run(  # noqa: S603 - our own programs, by fixed names
-        [
-            str(environments.python(case.environment)),
-            "-m",
-            f"envbus.bench.training.{case.library}",
-            *[str(word) for pair in options.items() for word in pair],
-        ],
-        env=environments.variables(case.environment),
-        capture_output=True,
-        timeout=_TIMEOUT,
-        check=True,
+    program = LibraryProcess(
+        case.environment,
+        environments,
+        f"training.{case.library}",
+        [str(word) for pair in options.items() for word in pair],
     )
-    trained: dict[str, float] = json.loads(done.stdout.decode().splitlines()[-1])
-    return trained
-
-
-def _reason(error: Exception) -> str:
-    told: bytes | None = getattr(error, "stderr", None)
-    lines = told.decode("utf-8", "replace").strip().splitlines() if told else []
-    return (lines or [str(error)])[-1][:200]
+    deadline = time.monotonic() + _TIMEOUT
+    try:
+        while True:  # libraries may print lines of their own before
+            line = program.read_line(max(deadline - time.monotonic(), 0.0))
+            if line.startswith("{"):
+                trained: dict[str, float] = json.loads(line)
+                return trained
+    finally:
+        program.kill()
