@@ -108,6 +108,7 @@ PATCHED = {
         "msgpack_numpy.pickle.loads",
     ): "it must not be called",
     ("tests/bus/wire/test_dynamic_values.py", "pickle.dumps"): "it must not be called",
+    ("tests/conftest.py", "module.ProcessGroup"): "what all test modules import is imported once",
     ("tests/fuzz/test_corpus.py", "importlib.util.find_spec"): "atheris is not installed",
     (
         "tests/integration/processes/test_interrupts.py",
