@@ -841,6 +841,7 @@ def test_a_request_that_is_sent_again_is_answered_again_and_recorded_once(
     assert raw.ask(4, LogReturns(episode_id="e", reward=1)).remote_type == "RequestIdUsed"
 
 
+@pytest.mark.slow_but_first
 def test_who_gave_up_while_the_runner_was_away_gets_no_action(
     bridge: ExternalEnvBridge, raw: Raw
 ) -> None:
@@ -860,6 +861,7 @@ def test_who_gave_up_while_the_runner_was_away_gets_no_action(
     assert bridge.statistics().superseded == len(episodes)
 
 
+@pytest.mark.slow_but_first
 def test_who_gave_up_long_ago_gets_no_action(bridge: ExternalEnvBridge, raw: Raw) -> None:
     """However many signs of life lie between what was asked and what is said next.
 
@@ -905,6 +907,7 @@ def test_its_descriptor_need_not_tell_of_what_came_before(
     assert shown[1].rewards["e"] == {DUMMY_AGENT: 300.0}
 
 
+@pytest.mark.slow
 def test_its_descriptor_tells_of_what_comes_while_others_are_answered() -> None:
     """ZeroMQ uses up what its descriptor has to tell where it sends."""
 

@@ -129,6 +129,7 @@ def test_refusals_and_time_outs_are_the_same_errors(bridge: ExternalEnvBridge) -
         Runner(bridge).serve(sim.over, act=False)
 
 
+@pytest.mark.slow_but_first
 def test_heartbeats_keep_an_idle_client_there(bridge: ExternalEnvBridge) -> None:
     async def play() -> None:
         async with AsyncExternalEnvClient(bridge.address, heartbeat=0.4) as client:
@@ -279,6 +280,7 @@ def test_a_close_that_is_cancelled_has_closed_and_is_cancelled(
         Runner(bridge).serve(sim.over)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("end", ["asyncio.run(clients[0].close())", "clients.clear()"])
 def test_a_client_may_outlive_its_loop(bridge: ExternalEnvBridge, end: str) -> None:
     program = f"""
@@ -319,6 +321,7 @@ print("over")
     assert sim.result == "over\n"
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("inference", ["server", "client"])
 def test_a_forked_copy_of_a_client_is_closed_and_harms_nobody(
     bridge: ExternalEnvBridge, inference: str

@@ -41,6 +41,7 @@ def stop(bridge: ExternalEnvBridge) -> None:
     os.kill(bridge.gateway.pid, signal.SIGSTOP)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("transport", ["stream", "ws"])
 def test_clients_of_a_gateway_that_hangs_resume_their_episodes_at_the_next_one(
     transport: str, caplog: pytest.LogCaptureFixture

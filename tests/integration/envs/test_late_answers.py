@@ -185,6 +185,7 @@ def _pending(sent: Any, given: Any) -> Any:
     return np.flatnonzero(sent > given)
 
 
+@pytest.mark.slow_but_first
 @TRANSPORTS
 def test_a_pool_drops_results_that_come_after_their_deadline(transport: dict[str, Any]) -> None:
     with ActorPool(
@@ -229,6 +230,7 @@ def test_resets_drop_what_is_late_and_only_that() -> None:
 # --- waiting ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("local_links", [True, False])
 def test_waiting_costs_no_cpu_time_and_ends_with_its_deadline(local_links: bool) -> None:
     makers = [partial(HangingEnv, after=0)] * 2

@@ -251,6 +251,7 @@ def test_an_off_policy_loop_for_same_step_learns_from_real_rows_only(watch: Any)
         assert acted or not terminated
 
 
+@pytest.mark.slow_but_first
 @MODES
 def test_statistics_from_within_the_actors_are_of_episodes_that_were_finished(
     mode: AutoresetMode,

@@ -269,6 +269,7 @@ class FaultFlagEnv(FaultyEnv):
         return *super().step(action)[:4], {"fault": 3}
 
 
+@pytest.mark.slow_but_first
 @MODES
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_a_fault_is_told_beside_infos_of_that_name(
@@ -315,6 +316,7 @@ def raise_unheard() -> None:
     raise KeyError("nobody hears of it")
 
 
+@pytest.mark.slow_but_first
 @MODES
 @pytest.mark.parametrize(
     ("end", "status"),
@@ -366,6 +368,7 @@ class HoardingEnv(CountingEnv):
         return *row, info
 
 
+@pytest.mark.slow_but_first
 @MODES
 def test_a_process_without_memory_for_its_replies_is_started_again(
     make: Make, mode: AutoresetMode
@@ -405,6 +408,7 @@ class GreedyEnv(CountingEnv):
         self.hoard = []
 
 
+@pytest.mark.slow_but_first
 @MODES
 def test_an_env_that_leaves_no_memory_for_a_thread_is_made_anew(
     make: Make, mode: AutoresetMode

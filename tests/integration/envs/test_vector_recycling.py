@@ -85,6 +85,7 @@ def test_under_next_step_no_step_is_lost_or_doubled(
         assert made < closed
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("shared_memory", [True, False], ids=["shared", "frames"])
 def test_under_same_step_no_step_is_lost_or_doubled(tmp_path: Path, shared_memory: bool) -> None:
     paths = [tmp_path / f"env-{env_id}" for env_id in range(4)]

@@ -184,6 +184,7 @@ def test_actors_within_a_runner_come_back(temporary: Path, tmp_path: Path) -> No
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("transport", ["stream", "ws"])
 def test_clients_of_a_gateway_join(transport: str, temporary: Path, short_tmp_path: Path) -> None:
     local = ("127.0.0.1:0",)
@@ -212,6 +213,7 @@ def test_clients_of_a_gateway_join(transport: str, temporary: Path, short_tmp_pa
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_simulators_of_a_bridge_come_back(
     where: Where, temporary: Path, short_tmp_path: Path

@@ -237,6 +237,7 @@ def test_a_step_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv, first: s
     assert at_every_line(lambda: vector.step(actions(number)), after) > 30
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("asked", ["at once", "apart"])
 @pytest.mark.parametrize("first", ["step_wait", "step"])
 def test_a_step_without_messages_goes_on_where_ctrl_c_broke_it_off(first: str, asked: str) -> None:
@@ -312,7 +313,7 @@ def test_a_step_that_was_broken_off_while_a_word_asked_for_it_is_waited_for_no_l
     assert line > 5
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_no_row_of_another_step_comes_after_one_that_was_broken_off_in_the_engine(
     profiler: int,
 ) -> None:
@@ -586,6 +587,7 @@ def test_send_and_recv_go_on_where_ctrl_c_broke_them_off(make_pool: Any) -> None
     assert at_every_line(step, after, every=3) > 100
 
 
+@pytest.mark.slow
 def test_a_step_goes_on_where_many_ctrl_c_came_while_a_slow_fork_server_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -958,6 +960,7 @@ def simulate(address: str, local_links: bool, over: threading.Event) -> None:
             client.end_episode(episode, np.array([0.0]))
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("local_links", [True, False], ids=["local_links", "sockets"])
 def test_a_bridge_goes_on_where_ctrl_c_broke_it_off(local_links: bool) -> None:
     space = Box(-1e9, 1e9, (1,), np.float64)

@@ -366,6 +366,7 @@ def test_fields_of_dtypes_count_among_what_an_info_takes() -> None:
     assert min(sizes[1:]) > 250_000
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize(
     ("space", "observation"),
     [

@@ -60,6 +60,7 @@ with ExternalEnvClient(sys.argv[1], timeouts=ClientTimeouts(action=0.5)) as clie
 """
 
 
+@pytest.mark.slow
 def test_a_program_of_its_own_is_checked_as_a_client() -> None:
     command = [sys.executable, "-m", "envbus.runner.cli.main", "conformance", "--client"]
     env = ["--env", "FrozenLake-v1", "--timeout", "20", "127.0.0.1:0"]

@@ -217,6 +217,7 @@ def test_what_cannot_be_restarted_says_why() -> None:
     drive(app, steps)
 
 
+@pytest.mark.slow
 def test_a_thousand_actors_scroll_and_the_chosen_one_stays_chosen() -> None:
     runs = Runs(figures(*map(actor, range(1000))))
     app = runs.app(every=0.2)

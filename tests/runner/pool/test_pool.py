@@ -736,6 +736,7 @@ def test_when_all_actors_are_lost_each_call_says_so(make: Make) -> None:
         pool.reset()
 
 
+@pytest.mark.slow_but_first
 @SHARED
 def test_with_restart_the_env_comes_back_in_a_new_life(make: Make, shared_memory: bool) -> None:
     pool = make(

@@ -206,7 +206,7 @@ def test_the_longest_is_told_of_once(
     assert not any(endless.is_due() for _ in range(3000))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorized", [True, False])
 def test_a_sample_of_whole_episodes_tells_of_one_without_an_end(
     caplog: pytest.LogCaptureFixture, vectorized: bool

@@ -236,6 +236,7 @@ def test_a_time_out_gives_what_is_there_and_names_the_late(
     assert batch["t"].tolist() == [2, 3, 0, 1]
 
 
+@pytest.mark.slow_but_first
 @BOTH
 def test_a_time_out_also_ends_a_sample_in_which_some_env_is_always_ready(
     make: Make, mode: str, vectorized: bool

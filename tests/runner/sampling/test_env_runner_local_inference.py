@@ -115,6 +115,7 @@ class Watching(Policy):
         return PolicyOutput(observations[:, 0].astype(np.int64) + 1, states)
 
 
+@pytest.mark.slow_but_first
 @pytest.mark.parametrize("policy", [MlpPolicy(COUNTS, ACTIONS, seed=1), Recurrent(), Watching()])
 def test_the_same_simulator_gives_the_same_batches_with_inference_on_either_side(
     policy: Any,
