@@ -30,7 +30,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from envbus.runner import ActorPool, EnvRunner, PolicyWorkers, RestartPolicy, RunnerConfig
 from envbus.runner.adapters.torch_policy import TorchPolicy
-from envbus.runner.data import SampleBatch, add_gae
+from envbus.runner.batches import SampleBatch, add_gae
 from envbus.runner.policies import ClipActions, Normalize
 
 BOX = {"num_envs": 16, "num_steps": 128, "minibatch": 128, "entropy": 0.0}

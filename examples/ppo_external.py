@@ -32,7 +32,7 @@ from torch import nn
 
 from envbus.bus.gateway import GatewayConfig
 from envbus.runner import EnvRunner, ExternalEnvBridge, RunnerConfig
-from envbus.runner.data import EpisodeResult
+from envbus.runner.batches import EpisodeResult
 from envbus.runner.policies import ClipActions, Normalize
 
 

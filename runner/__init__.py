@@ -1,7 +1,7 @@
 """Drives env actors: a drop-in vector env, an asynchronous pool, sampling, the command line.
 
 Users import from here what runs envs and samples them; policies and connectors from
-`envbus.runner.policies`, batches and advantages from `envbus.runner.data`, what a bridge tells
+`envbus.runner.policies`, batches and advantages from `envbus.runner.batches`, what a bridge tells
 from `envbus.runner.bridge`, handles of policy workers from `envbus.runner.inference`.
 
 Reading order: `vector/make.py`, `vector/vector_env.py`, `vector/lockstep.py`, `workers/fleet.py`;

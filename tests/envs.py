@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envbus.actors.arrays.spaces import Element, Space
+from envbus.actors.spaces.spaces import Element, Space
 from envbus.actors.testing import CountingEnv
 
 Info: TypeAlias = dict[str, Any]

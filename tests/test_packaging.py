@@ -137,7 +137,7 @@ def test_type_checkers_see_the_package_in_a_project_of_its_user(tmp_path: Path) 
     program = tmp_path / "training.py"
     program.write_text(
         "import envbus\n"
-        "from envbus.runner.data import SampleBatch\n"
+        "from envbus.runner.batches import SampleBatch\n"
         "envs: envbus.BusVectorEnv = envbus.make_vec('CartPole-v1', 4)\n"
         "batch: SampleBatch = envs\n"
         "print(envbus.__version__.upper())\n"

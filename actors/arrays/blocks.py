@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from envbus.actors.arrays.spaces import Leaf, Space, is_fixed_size, leaves
+from envbus.actors.spaces.spaces import Leaf, Space, is_fixed_size, leaves
 from envbus.bus.wire.frames import Buffer
 
 __all__ = ["ALIGNMENT", "BlockLayout", "Blocks"]

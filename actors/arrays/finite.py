@@ -15,9 +15,9 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envbus.actors.arrays.agent_spaces import RecordSpace
 from envbus.actors.arrays.blocks import Blocks
-from envbus.actors.arrays.spaces import Element, Space, leaves
+from envbus.actors.spaces.agent_spaces import RecordSpace
+from envbus.actors.spaces.spaces import Element, Space, leaves
 from envbus.bus.errors import ConfigError
 
 __all__ = ["FLOAT32_MAX", "CheckFinite", "FiniteCheck", "in_words", "without_nan"]

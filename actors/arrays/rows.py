@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from envbus.actors.arrays.copies import own
-from envbus.actors.arrays.spaces import Element, Leaf, Space, leaves
+from envbus.actors.spaces.spaces import Element, Leaf, Space, leaves
 from envbus.bus.brief import brief
 
 __all__ = ["Cell", "ObservationRows", "as_array"]

@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from envbus.actors.arrays import spaces
-from envbus.actors.arrays.agent_spaces import RecordSpace
 from envbus.actors.arrays.blocks import BlockLayout, Blocks
 from envbus.actors.arrays.finite import FiniteCheck, without_nan
 from envbus.actors.arrays.info_columns import RECORD_BYTES, InfoLayout, InfoWriter, records_of
@@ -47,6 +45,8 @@ from envbus.actors.protocol import (
     Step,
     StepResult,
 )
+from envbus.actors.spaces import spaces
+from envbus.actors.spaces.agent_spaces import RecordSpace
 from envbus.bus.errors import EncodeError
 from envbus.bus.memory.arena import Arena
 from envbus.bus.transport.words import BYTES_PER_DOER, Doer

@@ -16,10 +16,10 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
-from envbus.actors.arrays.agent_spaces import AgentID, AgentSpaces, RecordSpace
 from envbus.actors.arrays.copies import own
-from envbus.actors.arrays.spaces import Plain, to_plain
 from envbus.actors.env.old_gym import CUT_SHORT, note_old_api, takes
+from envbus.actors.spaces.agent_spaces import AgentID, AgentSpaces, RecordSpace
+from envbus.actors.spaces.spaces import Plain, to_plain
 from envbus.bus.brief import brief
 
 __all__ = ["ALL", "AgentsEnv", "in_agents_env"]

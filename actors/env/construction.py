@@ -12,8 +12,6 @@ from typing import Any, TypeAlias, TypeVar
 import gymnasium
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from envbus.actors.arrays import spaces
-from envbus.actors.arrays.spaces import Space
 from envbus.actors.env import source as env_source
 from envbus.actors.env.import_rule import ImportRule
 from envbus.actors.env.slot_group import SlotGroup
@@ -22,6 +20,8 @@ from envbus.actors.env.source import AnyEnv
 from envbus.actors.env.vector_slots import VectorSlots
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import Build, Built, SlotError
+from envbus.actors.spaces import spaces
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.forking import Origin
 from envbus.bus.process.pickling import pickled
 from envbus.bus.wire.messages import Tree

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from envbus.actors.arrays.spaces import Space, is_fixed_size, leaves
 from envbus.actors.env.source import AnyEnv
+from envbus.actors.spaces.spaces import Space, is_fixed_size, leaves
 from envbus.bus.forking import Origin
 
 __all__ = ["NoEnv", "RestartRequest", "check_fits", "close_within", "end_process"]

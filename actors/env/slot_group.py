@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from envbus.actors.arrays.blocks import Blocks
-from envbus.actors.arrays.spaces import Space
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.forking import Origin
 
 __all__ = [

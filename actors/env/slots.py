@@ -20,8 +20,6 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from envbus.actors.arrays.copies import own, own_deeply
 from envbus.actors.arrays.rows import ObservationRows
-from envbus.actors.arrays.spaces import Element, Space, structurer
-from envbus.actors.arrays.spaces import leaves as leaves_of
 from envbus.actors.env.old_gym import OldGymEnv, five_values, is_with_info
 from envbus.actors.env.renewal import NoEnv, check_fits, close_within
 from envbus.actors.env.slot_group import (
@@ -35,6 +33,8 @@ from envbus.actors.env.slot_group import (
     wrong_info,
 )
 from envbus.actors.protocol import SlotError
+from envbus.actors.spaces.spaces import Element, Space, structurer
+from envbus.actors.spaces.spaces import leaves as leaves_of
 
 __all__ = ["Autoreset", "EnvSlots", "same_step_info"]
 

@@ -19,11 +19,11 @@ from gymnasium.vector.utils import iterate
 
 from envbus.actors.arrays.copies import own, own_deeply
 from envbus.actors.arrays.rows import as_array
-from envbus.actors.arrays.spaces import Element, Space, is_fixed_size, leaves, structurer
 from envbus.actors.env.renewal import check_fits, close_within
 from envbus.actors.env.slot_group import Exchange, Options, Outcome, SlotGroup, check_callable_name
 from envbus.actors.env.source import AnyEnv
 from envbus.actors.protocol import SlotError
+from envbus.actors.spaces.spaces import Element, Space, is_fixed_size, leaves, structurer
 
 __all__ = ["VectorSlots", "split_infos"]
 

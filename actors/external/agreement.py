@@ -15,12 +15,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
-from envbus.actors.arrays.spaces import Element, Space, from_plain, shown, to_plain
 from envbus.actors.env.agents import ALL
 from envbus.actors.external.elements import Take, opened, taker
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
+from envbus.actors.spaces.agent_spaces import AgentSpaces
+from envbus.actors.spaces.spaces import Element, Space, from_plain, shown, to_plain
 from envbus.bus.brief import brief, cut
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.wire.limits import MAX_DEPTH

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import SpaceLike
 from envbus.actors.external.conversation import Conversation
 from envbus.actors.external.link import Link, Waiter
@@ -29,6 +28,7 @@ from envbus.actors.external.verbs import (
     SimulatorVerbs,
     endpoint_of,
 )
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.errors import ClosedError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, interruptible, uninterrupted, uninterrupted_call

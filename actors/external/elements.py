@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envbus.actors.arrays.spaces import Element, Space, shown
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.actors.external.protocol import Value
+from envbus.actors.spaces.spaces import Element, Space, shown
 from envbus.bus.brief import brief
 from envbus.bus.wire.messages import Tree
 

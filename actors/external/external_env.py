@@ -10,11 +10,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.client import ExternalEnvClient
 from envbus.actors.external.protocol import StartEpisode
 from envbus.actors.external.verbs import EpisodeRequest, SimulatorVerbs
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.errors import ConfigError, OverloadedError
 from envbus.bus.settings import check_number
 

@@ -18,10 +18,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import numpy as np
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
-from envbus.actors.arrays.clipping import agent_clip, clip_of, remembered
 from envbus.actors.arrays.copies import own
-from envbus.actors.arrays.spaces import Element, Space
 from envbus.actors.external.elements import opened, to_wire
 from envbus.actors.external.errors import (
     EpisodeAlreadyStartedError,
@@ -51,6 +48,9 @@ from envbus.actors.external.protocol import (
     Value,
 )
 from envbus.actors.external.verbs import ClientState, EpisodeRequest
+from envbus.actors.spaces.agent_spaces import AgentSpaces
+from envbus.actors.spaces.clipping import agent_clip, clip_of, remembered
+from envbus.actors.spaces.spaces import Element, Space
 from envbus.bus.errors import (
     ClosedError,
     ConfigError,

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
-from envbus.actors.arrays.spaces import Element, Space, is_fixed_size
 from envbus.actors.external.elements import opened, to_wire
 from envbus.actors.external.protocol import Model, Value
+from envbus.actors.spaces.agent_spaces import AgentSpaces
+from envbus.actors.spaces.spaces import Element, Space, is_fixed_size
 from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number
 

@@ -46,7 +46,7 @@ Value: TypeAlias = Any
 class BridgeJoined(Reply, frozen=True, kw_only=True):
     """The client may start episodes."""
 
-    #: Plain form of a space (`actors/arrays/spaces.py`) without its random generator; or a map of
+    #: Plain form of a space (`actors/spaces/spaces.py`) without its random generator; or a map of
     #: these by agent. Arrays in it are nested lists.
     observation_space: Value
     action_space: Value

@@ -18,7 +18,6 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
-from envbus.actors.arrays.spaces import Element, Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.elements import to_wire
 from envbus.actors.external.errors import (
@@ -44,6 +43,7 @@ from envbus.actors.external.protocol import (
     StartEpisode,
 )
 from envbus.actors.failures import original_of
+from envbus.actors.spaces.spaces import Element, Space
 from envbus.bus.brief import brief
 from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ConfigError, RemoteError, RequestTimeoutError

@@ -63,8 +63,8 @@ def ask_envbus(case: RequestCase, address: str, *, local_links: bool = True) -> 
 
 def ask_gateway(case: RequestCase, address: str) -> Ask:
     """A plain socket, or a WebSocket: messages made and read, and nothing else done."""
-    from envbus.runner.diagnosis.address import Address
-    from envbus.runner.diagnosis.talk import Talk, open_link
+    from envbus.runner.conformance.address import Address
+    from envbus.runner.conformance.talk import Talk, open_link
 
     talk = Talk(open_link(Address.parse(address)), TIMEOUT)
     talk.say_hello(f"bench-{secrets.token_hex(4)}", heartbeat=60.0)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from envbus.actors.arrays import spaces as plain_spaces
 from envbus.actors.arrays.blocks import BlockLayout
 from envbus.actors.protocol import MapBlocks
+from envbus.actors.spaces import spaces as plain_spaces
 from envbus.bench.requests.cases import RequestCase
 from envbus.bus.broker.core import BrokerCore
 from envbus.bus.broker.events import BrokerConfig, Complete, PeerReady

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from envbus.actors.arrays.spaces import shown
+from envbus.actors.spaces.spaces import shown
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.nested import Tree, leaves_of, map_tree
+from envbus.runner.batches.nested import Tree, leaves_of, map_tree
 from envbus.runner.extras import needed_for
 from envbus.runner.policies.distributions import ActionHead
 from envbus.runner.policies.policy import Policy, PolicyOutput, Weights

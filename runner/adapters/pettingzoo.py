@@ -10,9 +10,9 @@ from typing import Any
 
 import gymnasium
 
-from envbus.actors.arrays.agent_spaces import AgentID
 from envbus.actors.env.agents import ALL
 from envbus.actors.env.source import parse_source
+from envbus.actors.spaces.agent_spaces import AgentID
 from envbus.bus.errors import ConfigError
 from envbus.runner.extras import needed_for
 from envbus.runner.pool.pool import ActorPool

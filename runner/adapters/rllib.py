@@ -16,12 +16,12 @@ import numpy.typing as npt
 from gymnasium.wrappers.vector import DictInfoToList
 from typing_extensions import Self, Unpack
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.actors.env.agents import ALL
 from envbus.actors.env.source import parse_source
+from envbus.actors.spaces.agent_spaces import AgentSpaces
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.data.nested import leaves_of, map_tree
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.nested import leaves_of, map_tree
 from envbus.runner.engine.engine import Statistics
 from envbus.runner.extras import check_version, needed_for
 from envbus.runner.pool.agents_in_lockstep import AgentsInLockstep, Record
@@ -447,7 +447,8 @@ def to_rllib(batch: SampleBatch | MultiAgentBatch, *, previous: bool = False) ->
     if isinstance(batch, SampleBatch):
         return _renamed(batch, _agent_ids([batch]), previous)
     raise TypeError(
-        f"to_rllib takes a SampleBatch or MultiAgentBatch of envbus.runner.data, not {batch!r:.80}"
+        "to_rllib takes a SampleBatch or MultiAgentBatch of envbus.runner.batches, "
+        f"not {batch!r:.80}"
     )
 
 

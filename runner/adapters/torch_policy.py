@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.nested import Tree, map_tree
+from envbus.runner.batches.nested import Tree, map_tree
 from envbus.runner.extras import how_to_install
 from envbus.runner.policies.distributions import ActionHead
 from envbus.runner.policies.policy import Policy, PolicyOutput, Weights

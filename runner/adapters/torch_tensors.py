@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.extras import how_to_install
 
 __all__ = ["to_tensor"]

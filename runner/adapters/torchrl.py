@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.adapters.torch_tensors import to_tensor
-from envbus.runner.data.batch import SampleBatch
+from envbus.runner.batches.batch import SampleBatch
 from envbus.runner.extras import check_version, needed_for
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import ActorSettings, with_settings

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from envbus.actors.arrays.spaces import Space
 from envbus.actors.external.agreement import Agreement, SpaceLike
 from envbus.actors.external.errors import SimulatorError
 from envbus.actors.external.external_env import ExternalEnv
 from envbus.actors.external.protocol import BRIDGE
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.brief import brief
 from envbus.bus.broker.core import BrokerCore
 from envbus.bus.broker.events import MAX_HEARTBEAT, BrokerConfig, BrokerStatistics
@@ -32,6 +32,8 @@ from envbus.bus.transport.curve_keys import Allow, BrokerKeys, Entrance, PathLik
 from envbus.bus.transport.local_router import LocalRouter, with_local_links
 from envbus.bus.transport.zmq_sockets import ZmqRouter
 from envbus.bus.wire.messages import Failed, FailureCode
+from envbus.runner.batches.episode import DEFAULT_POLICY_ID
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.bridge.dispatcher import EpisodeDispatcher
 from envbus.runner.bridge.episodes import Episodes
 from envbus.runner.bridge.hosting import Hosts, PrivateEndpoint, Where
@@ -47,8 +49,6 @@ from envbus.runner.bridge.vocabulary import (
     GiveUp,
     RequestNote,
 )
-from envbus.runner.data.episode import DEFAULT_POLICY_ID
-from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.monitoring.figures import EpisodeFigures, PartFigures, figures_of
 from envbus.runner.monitoring.registry import show, unshow
 from envbus.runner.workers.config import check_kind, endpoints_of, list_of

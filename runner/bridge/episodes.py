@@ -43,6 +43,7 @@ from envbus.actors.external.protocol import EpisodeStarted, FragmentLogged
 from envbus.bus.brief import brief
 from envbus.bus.broker.deadlines import Pending
 from envbus.bus.wire.messages import Failed, FailureCode
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.bridge.episode import Episode, Waiting
 from envbus.runner.bridge.episode_table import (
     ENDED,
@@ -77,7 +78,6 @@ from envbus.runner.bridge.vocabulary import (
     Tick,
     Unsent,
 )
-from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.monitoring.figures import EpisodeFigures
 from envbus.runner.workers.faults import FaultCause
 

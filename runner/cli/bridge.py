@@ -21,9 +21,9 @@ from envbus.runner.cli.console import open_console, read_token, spaces_of
 from envbus.runner.extras import how_to_install
 
 if TYPE_CHECKING:
-    from envbus.runner.diagnosis.address import Address
-    from envbus.runner.diagnosis.conformance import Finding
-    from envbus.runner.diagnosis.doctor import Means
+    from envbus.runner.conformance.address import Address
+    from envbus.runner.conformance.conformance import Finding
+    from envbus.runner.conformance.doctor import Means
 
 __all__ = ["add_commands"]
 
@@ -62,8 +62,8 @@ def doctor(
     timeout: _Timeout = 5.0,
 ) -> None:
     """Say at which step a connection to a bridge stops, and what to do about it."""
-    from envbus.runner.diagnosis.address import Address
-    from envbus.runner.diagnosis.doctor import examine
+    from envbus.runner.conformance.address import Address
+    from envbus.runner.conformance.doctor import examine
 
     console = open_console()
     address = Address.parse(place)
@@ -107,15 +107,15 @@ def conformance(
     Verb by verb, with time-outs, errors and lost connections. A server must be answering requests
     for actions, and what it learns from this is nonsense: keep a training that matters away.
     """
-    from envbus.runner.diagnosis.address import Address
+    from envbus.runner.conformance.address import Address
 
     address = Address.parse(place)
     console = open_console()
     if client:
         findings = _client_findings(console, address, env, token_file, timeout)
     else:
-        from envbus.runner.diagnosis.conformance import check_server
-        from envbus.runner.diagnosis.doctor import find
+        from envbus.runner.conformance.conformance import check_server
+        from envbus.runner.conformance.doctor import find
 
         means = _means(token_file, ca, keys, server_key)
         address = find(address, means, timeout)
@@ -183,8 +183,8 @@ def replay(
 def _client_findings(
     console: Console, address: Address, env: str | None, token_file: Path | None, patience: float
 ) -> Iterator[Finding]:
-    from envbus.runner.diagnosis.address import Address
-    from envbus.runner.diagnosis.client_conformance import Server, check_client
+    from envbus.runner.conformance.address import Address
+    from envbus.runner.conformance.client_conformance import Server, check_client
 
     spaces = spaces_of(env)
     token = read_token(token_file)
@@ -213,7 +213,7 @@ def _means(
     server_key: Path | None,
 ) -> Means:
     from envbus.bus.transport.curve_keys import PeerKeys
-    from envbus.runner.diagnosis.doctor import Means
+    from envbus.runner.conformance.doctor import Means
 
     try:
         tls = None if ca is None else ssl.create_default_context(cafile=str(ca))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.serving.server import Snapshot
 
 __all__ = ["ServerTable", "rows_of"]

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from envbus.actors.arrays.spaces import is_fixed_size
-from envbus.runner.data.latency import LatencyHistogram
-from envbus.runner.data.nested import as_rows
+from envbus.actors.spaces.spaces import is_fixed_size
+from envbus.runner.batches.latency import LatencyHistogram
+from envbus.runner.batches.nested import as_rows
 from envbus.runner.policies.policy import PolicyFactory
 
 __all__ = ["EpisodeCounts", "Limits", "Measured", "OnProgress", "Progress", "Stepping"]

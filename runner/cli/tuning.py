@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import msgspec
 from gymnasium.vector.utils import create_empty_array
 
-from envbus.actors.arrays.spaces import is_fixed_size
 from envbus.actors.env.cost import env_cost
+from envbus.actors.spaces.spaces import is_fixed_size
 from envbus.bus.memory.usage import tree_memory
 from envbus.bus.transport.cores import usable_cores
+from envbus.runner.batches.nested import leaves_of
 from envbus.runner.cli.job import MeasureConfig, open_envs
 from envbus.runner.cli.stepping import Limits, OnProgress, Stepping
-from envbus.runner.data.nested import leaves_of
 from envbus.runner.policies.policy import PolicyFactory, parse_policy
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Timeouts

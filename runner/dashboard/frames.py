@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from envbus.bus.brief import cut
-from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.monitoring.figures import FaultFigures, PartFigures, ProcessFigures
 from envbus.runner.monitoring.observer import ObservedRun
 

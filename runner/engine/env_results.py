@@ -16,11 +16,11 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from envbus.actors.arrays import spaces
 from envbus.actors.arrays.blocks import Blocks
 from envbus.actors.arrays.info_columns import InfoReader
 from envbus.actors.arrays.packing import unpack_records
 from envbus.actors.protocol import StepResult
+from envbus.actors.spaces import spaces
 from envbus.bus.brief import cut
 from envbus.runner.workers.faults import Fault, FaultInfo
 

@@ -25,8 +25,8 @@ from envbus.bus.interrupts import hand_out, uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.bus.transport.cores import usable_cores
 from envbus.bus.wire.messages import Tree
-from envbus.runner.data.metrics import PerfTimers, SampleMetrics
-from envbus.runner.data.trajectory import AgentID
+from envbus.runner.batches.metrics import PerfTimers, SampleMetrics
+from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.group.config import GroupConfig, RunnerStatus, counts_of, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
 from envbus.runner.group.protocol import (

@@ -9,8 +9,8 @@ import contextlib
 import dataclasses
 from typing import Any, Final
 
-from envbus.actors.arrays import spaces
 from envbus.actors.process.joining import host
+from envbus.actors.spaces import spaces
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.peer.worker import Handlers, describe

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.data.metrics import EpisodeResult
-from envbus.runner.data.nested import JoinArrays
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.metrics import EpisodeResult
+from envbus.runner.batches.nested import JoinArrays
 from envbus.runner.group.protocol import Report
 from envbus.runner.group.sample_memory import ArrayLocation
 from envbus.runner.sampling.config import Sample

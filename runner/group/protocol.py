@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from envbus.bus.wire.messages import Failed, Reply, Request, Tree
-from envbus.runner.data.metrics import EpisodeResult, MetricsDelta
+from envbus.runner.batches.metrics import EpisodeResult, MetricsDelta
 from envbus.runner.group.sample_memory import ArrayLocation, SharedSlot
 from envbus.runner.policies.policy_map import Policies
 from envbus.runner.pool.pool import ActorPool

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from gymnasium import Space
 
-from envbus.actors.arrays import spaces
+from envbus.actors.spaces import spaces
 from envbus.bus.broker.events import PeerReady
 from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import NoPeerError, TransportError

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from envbus.actors.arrays.blocks import ALIGNMENT
 from envbus.bus.errors import ConfigError
 from envbus.bus.memory.arena import Arena
-from envbus.runner.data.nested import Tree, map_tree
+from envbus.runner.batches.nested import Tree, map_tree
 from envbus.runner.sampling.config import Quota
 
 __all__ = [

@@ -17,18 +17,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from envbus.actors.arrays import spaces
 from envbus.actors.arrays.blocks import BlockLayout
 from envbus.actors.protocol import MapBlocks
+from envbus.actors.spaces import spaces
 from envbus.bus.errors import ProtocolError
 from envbus.bus.memory.arena import Arena
 from envbus.bus.peer.worker import describe
 from envbus.bus.wire.codec import decode
 from envbus.bus.wire.messages import Failed, FailureCode, Header, Payload, Tree
-from envbus.runner.data.latency import LatencyHistogram
-from envbus.runner.data.nested import Tree as Nested
-from envbus.runner.data.nested import as_rows, leaves_of, map_tree
-from envbus.runner.data.row_memory import LARGE, RowMemory
+from envbus.runner.batches.latency import LatencyHistogram
+from envbus.runner.batches.nested import Tree as Nested
+from envbus.runner.batches.nested import as_rows, leaves_of, map_tree
+from envbus.runner.batches.row_memory import LARGE, RowMemory
 from envbus.runner.inference.policy_batching import Batcher, BatchingConfig, Piece
 from envbus.runner.inference.policy_protocol import (
     COUNTED,

@@ -22,8 +22,8 @@ from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number, positive_int
 from envbus.bus.transport.cores import usable_cores
-from envbus.runner.data.episode import DEFAULT_POLICY_ID
-from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.batches.episode import DEFAULT_POLICY_ID
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.inference.policy_batching import BatchingConfig
 from envbus.runner.inference.policy_connections import PolicyConnections
 from envbus.runner.inference.policy_processes import PolicyProcesses, WorkerSpec

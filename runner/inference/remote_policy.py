@@ -19,8 +19,8 @@ from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import without_interrupts
 from envbus.bus.wire.messages import Reply, Tree
-from envbus.runner.data.nested import Tree as Nested
-from envbus.runner.data.nested import leaves_of
+from envbus.runner.batches.nested import Tree as Nested
+from envbus.runner.batches.nested import leaves_of
 from envbus.runner.inference.policy_connections import Asking, PolicyConnections
 from envbus.runner.inference.policy_protocol import (
     ActionsChosen,

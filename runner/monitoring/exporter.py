@@ -25,7 +25,7 @@ from prometheus_client.core import (
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.forking import disown_in_forks
-from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.monitoring.listener import read_until
 from envbus.runner.monitoring.observer import ObservedRun, Observer
 

@@ -18,11 +18,11 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatten_space
 from gymnasium.vector.utils import batch_space
 
-from envbus.actors.arrays.spaces import Space
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.settings import check_number, positive_int
-from envbus.runner.data.nested import Tree, leaves_of, map_tree
-from envbus.runner.data.trajectory import AgentID
+from envbus.runner.batches.nested import Tree, leaves_of, map_tree
+from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.workers.config import check_kind
 
 __all__ = [

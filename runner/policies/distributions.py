@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from envbus.actors.arrays.spaces import shown
+from envbus.actors.spaces.spaces import shown
 from envbus.bus.errors import ConfigError
 
 __all__ = ["ActionHead"]

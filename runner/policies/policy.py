@@ -16,10 +16,10 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from envbus.actors.arrays.spaces import is_fixed_size
+from envbus.actors.spaces.spaces import is_fixed_size
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.metrics import EpisodeResult
-from envbus.runner.data.nested import Tree, leaves_of, map_tree
+from envbus.runner.batches.metrics import EpisodeResult
+from envbus.runner.batches.nested import Tree, leaves_of, map_tree
 
 __all__ = [
     "INPUTS",

@@ -10,7 +10,7 @@ import numpy as np
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number
-from envbus.runner.data.episode import DEFAULT_POLICY_ID
+from envbus.runner.batches.episode import DEFAULT_POLICY_ID
 from envbus.runner.policies.policy import (
     FunctionPolicy,
     Policy,

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from envbus.actors.arrays.copies import own
-from envbus.runner.data.batch import COLUMN_DTYPES
-from envbus.runner.data.nested import Tree, as_rows, concatenate_trees, map_tree
+from envbus.runner.batches.batch import COLUMN_DTYPES
+from envbus.runner.batches.nested import Tree, as_rows, concatenate_trees, map_tree
 from envbus.runner.policies.policy import Policy, PolicyOutput
 
 __all__ = ["RECORDED_INPUTS", "PolicyAnswer", "ask", "check_shapes", "owned"]

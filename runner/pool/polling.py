@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 
 import gymnasium
 
-from envbus.actors.arrays import spaces
-from envbus.actors.arrays.agent_spaces import AgentID, AgentSpaces, RecordSpace
 from envbus.actors.arrays.copies import own
 from envbus.actors.arrays.packing import pack_by_agent
+from envbus.actors.spaces import spaces
+from envbus.actors.spaces.agent_spaces import AgentID, AgentSpaces, RecordSpace
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.runner.engine.env_calls import SubEnvironment

@@ -18,8 +18,8 @@ from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 from typing_extensions import Unpack
 
-from envbus.actors.arrays.agent_spaces import AgentID, RecordSpace
 from envbus.actors.protocol import MapBlocks
+from envbus.actors.spaces.agent_spaces import AgentID, RecordSpace
 from envbus.bus.errors import ConfigError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import hand_out, uninterrupted_call

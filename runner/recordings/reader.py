@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.recordings.tables import from_table, policies_of
 
 __all__ = ["JOURNAL", "SHARD", "Journal", "read_episodes", "read_journal"]

@@ -12,8 +12,8 @@ import numpy as np
 
 from envbus.actors.external.verbs import SimulatorVerbs
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.data.nested import Tree, map_tree, row_of
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.nested import Tree, map_tree, row_of
 from envbus.runner.extras import how_to_install
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 

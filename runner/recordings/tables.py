@@ -20,8 +20,8 @@ from envbus.bus.errors import ConfigError, EncodeError
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.messages import Payload
 from envbus.bus.wire.messages import Tree as AnyTree
-from envbus.runner.data.batch import SampleBatch
-from envbus.runner.data.nested import Tree, as_rows
+from envbus.runner.batches.batch import SampleBatch
+from envbus.runner.batches.nested import Tree, as_rows
 
 __all__ = ["from_table", "policies_of", "to_table", "with_policies"]
 

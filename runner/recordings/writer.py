@@ -32,8 +32,8 @@ from envbus.bus.errors import ClosedError, ConfigError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.data.episode import DEFAULT_POLICY_ID
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.episode import DEFAULT_POLICY_ID
 from envbus.runner.recordings.reader import JOURNAL, SHARD, read_journal
 from envbus.runner.recordings.tables import to_table, with_policies
 from envbus.runner.workers.config import check_kind

@@ -12,7 +12,7 @@ from typing import Any
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.metrics import PerfTimers, SampleMetrics
+from envbus.runner.batches.metrics import PerfTimers, SampleMetrics
 from envbus.runner.policies.policy import Policy, Weights
 from envbus.runner.policies.policy_map import PolicyMap, check_state
 from envbus.runner.sampling.config import RunnerConfig, Sample

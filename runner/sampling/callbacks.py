@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from envbus.bus.errors import EnvbusError
-from envbus.runner.data.episode import EpisodeRecorder
+from envbus.runner.batches.episode import EpisodeRecorder
 from envbus.runner.workers.faults import Fault
 
 if TYPE_CHECKING:

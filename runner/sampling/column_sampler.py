@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.arrays.clipping import clip_of
+from envbus.actors.spaces.clipping import clip_of
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.metrics import PerfTimers, SampleMetrics
-from envbus.runner.data.nested import Tree, map_tree
+from envbus.runner.batches.metrics import PerfTimers, SampleMetrics
+from envbus.runner.batches.nested import Tree, map_tree
 from envbus.runner.engine.env_results import Batch
 from envbus.runner.policies.connectors import connected_rewards
 from envbus.runner.policies.policy import (

@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from envbus.runner.data.batch import SampleBatch
-from envbus.runner.data.episode import EpisodeIds
-from envbus.runner.data.metrics import EpisodeResult, SampleMetrics
-from envbus.runner.data.nested import Tree, leaves_of, map_tree
-from envbus.runner.data.row_memory import LARGE, RowMemory
-from envbus.runner.data.trajectory import AgentID, agent_id_column
+from envbus.runner.batches.batch import SampleBatch
+from envbus.runner.batches.episode import EpisodeIds
+from envbus.runner.batches.metrics import EpisodeResult, SampleMetrics
+from envbus.runner.batches.nested import Tree, leaves_of, map_tree
+from envbus.runner.batches.row_memory import LARGE, RowMemory
+from envbus.runner.batches.trajectory import AgentID, agent_id_column
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.sampling.config import EnvQuotas, Phase, RunnerConfig, Sample
 from envbus.runner.workers.faults import Fault

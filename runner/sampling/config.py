@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.data.episode import EpisodeRecorder
-from envbus.runner.data.metrics import EpisodeResult
-from envbus.runner.data.trajectory import AgentID
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.episode import EpisodeRecorder
+from envbus.runner.batches.metrics import EpisodeResult
+from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.policies.connectors import Connector, Pipeline, single_connectors
 from envbus.runner.policies.policy import Policy
 from envbus.runner.sampling.callbacks import Callbacks

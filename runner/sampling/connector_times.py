@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from envbus.runner.data.nested import Tree
+from envbus.runner.batches.nested import Tree
 from envbus.runner.policies.connectors import Connector, Keys, Pipeline
 from envbus.runner.sampling.config import CONNECTED, RunnerConfig
 

@@ -19,23 +19,23 @@ import numpy as np
 import numpy.typing as npt
 
 from envbus.actors.arrays.copies import own
-from envbus.actors.arrays.spaces import Space
 from envbus.actors.env.agents import ALL
 from envbus.actors.external.errors import SimulatorError
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.bus.interrupts import uninterrupted
-from envbus.runner.bridge.results import acting
-from envbus.runner.data.batch import MultiAgentBatch
-from envbus.runner.data.episode import EpisodeIds, EpisodeRecorder, Fragment
-from envbus.runner.data.metrics import (
+from envbus.runner.batches.batch import MultiAgentBatch
+from envbus.runner.batches.episode import EpisodeIds, EpisodeRecorder, Fragment
+from envbus.runner.batches.metrics import (
     MOST_RESULTS,
     EpisodeResult,
     PerfTimers,
     RecentResults,
     SampleMetrics,
 )
-from envbus.runner.data.nested import Tree, row_of
-from envbus.runner.data.trajectory import AgentID
+from envbus.runner.batches.nested import Tree, row_of
+from envbus.runner.batches.trajectory import AgentID
+from envbus.runner.bridge.results import acting
 from envbus.runner.policies.connectors import Connector, connected_rewards
 from envbus.runner.policies.policy_map import PolicyMap
 from envbus.runner.pool.agent_results import PollResult

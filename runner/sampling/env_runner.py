@@ -21,18 +21,18 @@ from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
-from envbus.actors.arrays.spaces import is_fixed_size
 from envbus.actors.external.errors import SimulatorError
+from envbus.actors.spaces.agent_spaces import AgentSpaces
+from envbus.actors.spaces.spaces import is_fixed_size
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError, RestartLimitError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
+from envbus.runner.batches.batch import SampleBatch
+from envbus.runner.batches.episode import EpisodeRecorder
+from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.bridge.bridge import ExternalEnvBridge
-from envbus.runner.data.batch import SampleBatch
-from envbus.runner.data.episode import EpisodeRecorder
-from envbus.runner.data.trajectory import AgentID
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.engine.seeding import Life, restart_seed
 from envbus.runner.monitoring.figures import PartFigures

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envbus.actors.arrays.spaces import Space
+from envbus.actors.spaces.spaces import Space
 from envbus.bus.brief import brief
 from envbus.bus.wire.messages import Tree as Wrapped
-from envbus.runner.data.metrics import PerfTimers, SampleMetrics
-from envbus.runner.data.nested import Tree, as_rows, leaves_of, map_tree, row_of
-from envbus.runner.data.trajectory import AgentID
+from envbus.runner.batches.metrics import PerfTimers, SampleMetrics
+from envbus.runner.batches.nested import Tree, as_rows, leaves_of, map_tree, row_of
+from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.policies.policy import Policy
 from envbus.runner.policies.policy_output import RECORDED_INPUTS, PolicyAnswer, ask, owned
 from envbus.runner.sampling.config import RunnerConfig

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from envbus.actors.arrays.spaces import is_fixed_size
+from envbus.actors.spaces.spaces import is_fixed_size
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.metrics import SampleMetrics
-from envbus.runner.data.nested import Tree, map_tree
+from envbus.runner.batches.metrics import SampleMetrics
+from envbus.runner.batches.nested import Tree, map_tree
 from envbus.runner.policies.connectors import Connector, given_space
 from envbus.runner.policies.policy import zero_action
 from envbus.runner.policies.policy_output import check_shapes

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from envbus.runner.batches.episode import EpisodeRecorder, Fragment
+from envbus.runner.batches.nested import Tree
+from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.bridge.results import ClientChoice
-from envbus.runner.data.episode import EpisodeRecorder, Fragment
-from envbus.runner.data.nested import Tree
-from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.policy import Policy
 from envbus.runner.sampling.config import EnvQuotas, Phase, PolicyMapping
 

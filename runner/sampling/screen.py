@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.episode import EpisodeRecorder
-from envbus.runner.data.metrics import PerfTimers
+from envbus.runner.batches.episode import EpisodeRecorder
+from envbus.runner.batches.metrics import PerfTimers
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.extras import how_to_install
 from envbus.runner.sampling.callbacks import Callbacks

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
-from envbus.actors.arrays.clipping import Clip, agent_clip, clip_of, remembered
-from envbus.actors.arrays.spaces import Space, is_fixed_size
+from envbus.actors.spaces.agent_spaces import AgentSpaces
+from envbus.actors.spaces.clipping import Clip, agent_clip, clip_of, remembered
+from envbus.actors.spaces.spaces import Space, is_fixed_size
 from envbus.bus.errors import RequestTimeoutError
 from envbus.bus.interrupts import uninterrupted_call
+from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, ClientChoice
-from envbus.runner.data.trajectory import AgentID
 from envbus.runner.policies.policy_output import check_shapes
 from envbus.runner.pool.agent_results import PollResult
 from envbus.runner.pool.pool import ActorPool

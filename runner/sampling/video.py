@@ -19,8 +19,8 @@ import numpy as np
 from envbus.bus.errors import ConfigError, RequestTimeoutError
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
-from envbus.runner.data.episode import EpisodeRecorder
-from envbus.runner.data.metrics import PerfTimers
+from envbus.runner.batches.episode import EpisodeRecorder
+from envbus.runner.batches.metrics import PerfTimers
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.extras import how_to_install
 from envbus.runner.sampling.callbacks import Callbacks

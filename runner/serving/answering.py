@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envbus.actors.arrays.spaces import is_fixed_size
 from envbus.actors.env.agents import ALL
+from envbus.actors.spaces.spaces import is_fixed_size
+from envbus.runner.batches.batch import MultiAgentBatch
+from envbus.runner.batches.episode import EpisodeRecorder
+from envbus.runner.batches.nested import Tree, row_of
 from envbus.runner.bridge.results import BridgeResult, acting
-from envbus.runner.data.batch import MultiAgentBatch
-from envbus.runner.data.episode import EpisodeRecorder
-from envbus.runner.data.nested import Tree, row_of
 from envbus.runner.sampling.inference import NO_VERSION, ask_rows
 from envbus.runner.serving.loading import ServedPolicies, clipped
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
 from envbus.actors.external.agreement import Agreement
+from envbus.actors.spaces.agent_spaces import AgentSpaces
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.episode import DEFAULT_POLICY_ID
+from envbus.runner.batches.episode import DEFAULT_POLICY_ID
 from envbus.runner.extras import onnx_adapter
 from envbus.runner.policies.policy import (
     Policy,

@@ -18,10 +18,10 @@ from gymnasium import Space
 from envbus.actors.external.agreement import element_cost
 from envbus.actors.external.errors import SpaceMismatchError
 from envbus.bus.complaints import Complaints
+from envbus.runner.batches.batch import MultiAgentBatch
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, acting
 from envbus.runner.bridge.vocabulary import BridgeStatistics, ClientIdentity, RequestNote
-from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.monitoring.figures import PartFigures
 from envbus.runner.monitoring.registry import show
 from envbus.runner.serving.answering import ObservingAgent, Recording

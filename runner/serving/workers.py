@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError, StartError
-from envbus.runner.data.nested import Tree, map_tree
+from envbus.runner.batches.nested import Tree, map_tree
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies.policy import Policy, PolicyOutput, Weights, count_rows
 from envbus.runner.policies.policy_output import PolicyAnswer

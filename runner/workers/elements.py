@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.arrays.agent_spaces import AgentID, RecordSpace
 from envbus.actors.arrays.finite import FLOAT32_MAX
-from envbus.actors.arrays.forms import CheckForm, check_form_of
 from envbus.actors.env.agents import ALL
 from envbus.actors.protocol import StepResult
+from envbus.actors.spaces.agent_spaces import AgentID, RecordSpace
+from envbus.actors.spaces.forms import CheckForm, check_form_of
 from envbus.bus.brief import brief
 
 __all__ = ["Elements"]

@@ -20,7 +20,6 @@ import gymnasium
 import msgspec
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.arrays import spaces
 from envbus.actors.arrays.blocks import BlockLayout, Blocks
 from envbus.actors.arrays.finite import CheckFinite, in_words
 from envbus.actors.arrays.info_columns import RECORD_BYTES, InfoReader, records_of
@@ -28,6 +27,7 @@ from envbus.actors.env import source as env_source
 from envbus.actors.process.host import ENTRY
 from envbus.actors.process.remote import REMOTE_SERVICE
 from envbus.actors.protocol import Build, Built, Making, MapBlocks, MapInfos, Mapped
+from envbus.actors.spaces import spaces
 from envbus.bus.brief import brief
 from envbus.bus.broker.events import Notify, PeerReady
 from envbus.bus.errors import ClosedError, DecodeError, EncodeError, NoPeerError, StartError

@@ -11,10 +11,10 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from envbus.actors.arrays import spaces
 from envbus.actors.arrays.blocks import BlockLayout
 from envbus.actors.env.actor import EnvActor
 from envbus.actors.protocol import Build, Built, MapBlocks, Reset, SlotError, Step, StepResult
+from envbus.actors.spaces import spaces
 from envbus.bus.memory.arena import Arena
 from envbus.bus.wire.codec import decode, encode
 from envbus.bus.wire.messages import Payload, Tree

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envbus.actors.arrays.spaces import Space, is_fixed_size
+from envbus.actors.spaces.spaces import Space, is_fixed_size
 from envbus.actors.testing import CountingEnv, InfoEnv
 from envbus.runner.testing import assert_same
 from tests.actors.driver import Anything, Driver

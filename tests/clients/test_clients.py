@@ -23,8 +23,8 @@ from gymnasium.spaces import Box
 
 from envbus.bus.wire.framing import pack_for_stream
 from envbus.bus.wire.messages import Kind
-from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.client_conformance import Server, check_client
+from envbus.runner.conformance.address import Address
+from envbus.runner.conformance.client_conformance import Server, check_client
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.clients.serving import ACTIONS, CLIENTS, OBSERVATIONS, PATIENCE, Serving, running
 

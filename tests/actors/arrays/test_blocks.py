@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from envbus.actors.arrays.blocks import BlockLayout, Blocks
-from envbus.actors.arrays.spaces import Space, is_fixed_size
+from envbus.actors.spaces.spaces import Space, is_fixed_size
 from tests.envs import all_spaces
 
 SPACES = all_spaces()

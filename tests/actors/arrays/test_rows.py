@@ -5,7 +5,7 @@ import pytest
 from gymnasium import spaces
 
 from envbus.actors.arrays.rows import Cell, ObservationRows
-from envbus.actors.arrays.spaces import Space, leaves
+from envbus.actors.spaces.spaces import Space, leaves
 from tests.actors.driver import Anything
 from tests.envs import discrete
 

@@ -11,7 +11,6 @@ from gymnasium.vector import SyncVectorEnv
 
 from envbus.actors.arrays.blocks import BlockLayout
 from envbus.actors.arrays.info_columns import RECORD_BYTES, InfoLayout, InfoReader, records_of
-from envbus.actors.arrays.spaces import to_plain
 from envbus.actors.env.actor import EnvActor
 from envbus.actors.protocol import (
     Build,
@@ -27,6 +26,7 @@ from envbus.actors.protocol import (
     Step,
     StepResult,
 )
+from envbus.actors.spaces.spaces import to_plain
 from envbus.actors.testing import CountingEnv
 from envbus.bus.memory.arena import Arena
 from envbus.bus.transport.words import BYTES_PER_DOER, Asker, Doer

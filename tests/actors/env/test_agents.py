@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces, RecordSpace
-from envbus.actors.arrays.spaces import from_plain
 from envbus.actors.env.agents import AgentsEnv, in_agents_env
 from envbus.actors.env.source import make
+from envbus.actors.spaces.agent_spaces import AgentSpaces, RecordSpace
+from envbus.actors.spaces.spaces import from_plain
 from envbus.actors.testing import CountingEnv
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
 

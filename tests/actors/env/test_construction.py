@@ -12,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envbus.actors.arrays.spaces import from_plain
 from envbus.actors.env.construction import construct
 from envbus.actors.env.source import GymId, parse_source, to_plain
 from envbus.actors.protocol import Build
+from envbus.actors.spaces.spaces import from_plain
 from envbus.actors.testing import CountingEnv
 from envbus.bus.wire.messages import Tree
 from tests.actors.driver import Anything

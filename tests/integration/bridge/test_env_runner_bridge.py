@@ -25,8 +25,8 @@ from envbus.actors.external.protocol import (
 )
 from envbus.runner import EnvRunner, ExternalEnvBridge, PolicyWorkers, RunnerConfig
 from envbus.runner.bridge.vocabulary import EpisodeLimits
-from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.talk import Talk, open_link
+from envbus.runner.conformance.address import Address
+from envbus.runner.conformance.talk import Talk, open_link
 from envbus.runner.policies import MlpPolicy, RandomPolicy
 from tests.integration.simulators import in_thread
 from tests.sources import ROOT

@@ -18,8 +18,8 @@ from envbus.actors.external.protocol import (
 )
 from envbus.bus.gateway import GatewayConfig
 from envbus.runner import ExternalEnvBridge
-from envbus.runner.diagnosis.address import Address
-from envbus.runner.diagnosis.talk import LinkEndedError, Talk, open_link
+from envbus.runner.conformance.address import Address
+from envbus.runner.conformance.talk import LinkEndedError, Talk, open_link
 from tests.integration.group_children import PATIENCE
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, in_thread
 from tests.waiting import pass_time

@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from envbus.actors.env.agents import AgentsEnv
 from envbus.actors.env.source import make, parse_source
 from envbus.bus.wire.codec import Placeholder
-from envbus.runner.data.batch import SampleBatch
+from envbus.runner.batches.batch import SampleBatch
 from envbus.runner.policies.policy import RandomPolicy
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.config import RunnerConfig

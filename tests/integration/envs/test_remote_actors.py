@@ -18,11 +18,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import SyncVectorEnv
 from msgspec import structs
 
-from envbus.actors.arrays.spaces import to_plain as to_plain_space
 from envbus.actors.env.actor import EnvActor
 from envbus.actors.env.source import EntryPoint, EnvSource, GymId, to_plain
 from envbus.actors.process.remote import REMOTE_SERVICE
 from envbus.actors.protocol import Build, Built, Exec, SlotError, Step, StepResult
+from envbus.actors.spaces.spaces import to_plain as to_plain_space
 from envbus.actors.testing import InfoEnv
 from envbus.bus.errors import ConfigError, EncodeError, ProtocolError, StartError
 from envbus.bus.peer.client import Client

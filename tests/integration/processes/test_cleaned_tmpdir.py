@@ -24,7 +24,7 @@ from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner import EnvRunner, ExternalEnvBridge
 from envbus.runner.bridge.hosting import Where
-from envbus.runner.diagnosis.talk import Talk
+from envbus.runner.conformance.talk import Talk
 from envbus.runner.group.config import GroupConfig
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.inference.policy_workers import PolicyWorkers

@@ -51,8 +51,8 @@ from envbus.runner import (
     RunnerConfig,
     Timeouts,
 )
+from envbus.runner.batches.metrics import PerfTimers
 from envbus.runner.bridge.hosting import HostedThread
-from envbus.runner.data.metrics import PerfTimers
 from envbus.runner.engine import engine
 from envbus.runner.inference.policy_connections import PolicyConnections
 from envbus.runner.inference.policy_workers import PolicyWorkers

@@ -28,7 +28,7 @@ from envbus.bus.errors import (
     StartError,
 )
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
-from envbus.runner.data.nested import as_rows
+from envbus.runner.batches.nested import as_rows
 from envbus.runner.inference.policy_processes import MAX_UNDER_WAY
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies.policy import FunctionPolicy, Policy, PolicyOutput, TwoStepPolicy

@@ -14,8 +14,8 @@ from gymnasium import spaces
 pytest.importorskip("pyarrow")
 
 from envbus.runner import EnvRunner, ExternalEnvBridge, RunnerConfig
+from envbus.runner.batches import MultiAgentBatch, SampleBatch
 from envbus.runner.cli.main import main
-from envbus.runner.data import MultiAgentBatch, SampleBatch
 from envbus.runner.recordings import EpisodeWriter
 from tests.waiting import PATIENCE
 

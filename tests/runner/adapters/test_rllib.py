@@ -25,7 +25,7 @@ from envbus.runner import (
     RunnerConfig,
     make_vec,
 )
-from envbus.runner.data import MultiAgentBatch, SampleBatch
+from envbus.runner.batches import MultiAgentBatch, SampleBatch
 from envbus.runner.policies import RandomPolicy
 
 with warnings.catch_warnings():

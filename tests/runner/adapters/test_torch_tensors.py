@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from envbus.runner.adapters.torch_tensors import to_tensor
-from envbus.runner.data import MultiAgentBatch, SampleBatch
+from envbus.runner.batches import MultiAgentBatch, SampleBatch
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

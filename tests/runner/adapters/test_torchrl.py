@@ -15,7 +15,7 @@ from gymnasium import spaces
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner import EnvRunner, RunnerConfig
-from envbus.runner.data import SampleBatch
+from envbus.runner.batches import SampleBatch
 from envbus.runner.policies import RandomPolicy
 from envbus.runner.pool.pool import ActorPool
 from tests.envs import FailingEnv, SpaceEnv

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envbus.runner.cli.main import main
-from tests.runner.diagnosis import serving
+from tests.runner.conformance import serving
 
 
 def test_doctor_says_where_it_stops_and_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.dashboard.frames import MOST_POINTS, Frames, details_of, find_process
-from envbus.runner.data.latency import LatencyHistogram
 from envbus.runner.monitoring.figures import fault_figures
 from tests.runner.dashboard.looks import crash, observed, part_of
 

@@ -20,7 +20,7 @@ from gymnasium.error import ClosedEnvironmentError, NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, EncodeError, EnvbusError, RemoteError
-from envbus.runner.data.batch import SampleBatch
+from envbus.runner.batches.batch import SampleBatch
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.group.protocol import RollCall
 from envbus.runner.group.rounds import Rounds, RunnerProcess

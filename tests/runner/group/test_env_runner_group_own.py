@@ -14,7 +14,7 @@ import pytest
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner import BaseEnvRunner, EnvRunner, EnvRunnerGroup, RunnerConfig, Sample
-from envbus.runner.data import SampleBatch
+from envbus.runner.batches import SampleBatch
 from tests.runner.group.test_env_runner_group import Steps
 from tests.runner.pool_envs import PATIENCE
 from tests.waiting import wait_until

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from envbus.runner.data.metrics import EpisodeResult, MetricsDelta
+from envbus.runner.batches.metrics import EpisodeResult, MetricsDelta
 from envbus.runner.group.joining import RunnerFault, RunnerPart, join
 from envbus.runner.group.protocol import Report
 from envbus.runner.workers.faults import Fault, FaultCause

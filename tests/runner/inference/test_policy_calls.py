@@ -20,7 +20,7 @@ from envbus.bus.wire.messages import (
     Payload,
     Tree,
 )
-from envbus.runner.data.row_memory import RowMemory
+from envbus.runner.batches.row_memory import RowMemory
 from envbus.runner.inference.policy_batching import BatchingConfig, Piece
 from envbus.runner.inference.policy_calls import Calls, HostedPolicy, SharedRows, cut, form_of
 from envbus.runner.inference.policy_calls import gather as gather_in

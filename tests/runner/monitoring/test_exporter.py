@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import envbus
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.latency import LatencyHistogram
+from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.monitoring.exporter import MetricsServer, metrics_of
 from envbus.runner.monitoring.figures import PartFigures, ProcessFigures, RunFigures
 from envbus.runner.monitoring.observer import ObservedRun

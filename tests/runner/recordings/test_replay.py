@@ -9,7 +9,7 @@ pytest.importorskip("pyarrow")
 
 
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.recordings import replay
 
 

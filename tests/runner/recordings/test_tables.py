@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as npst
 
 import envbus.actors  # noqa: F401  registers Gymnasium's graphs
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.batch import SampleBatch
+from envbus.runner.batches.batch import SampleBatch
 from envbus.runner.testing import assert_same
 
 pa = pytest.importorskip("pyarrow")

@@ -18,7 +18,7 @@ import pytest
 
 from envbus.bus import interrupts
 from envbus.bus.errors import ClosedError, ConfigError
-from envbus.runner.data.batch import MultiAgentBatch, SampleBatch
+from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
 
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -253,7 +253,7 @@ from pathlib import Path
 folder, tests, how, end = sys.argv[1:]
 sys.path.insert(0, tests)
 from test_writer import episode
-from envbus.runner.data.batch import MultiAgentBatch
+from envbus.runner.batches.batch import MultiAgentBatch
 from envbus.runner.recordings import EpisodeWriter
 
 @contextlib.contextmanager
@@ -361,7 +361,7 @@ import ctypes, os, resource, signal, struct, sys
 folder, tests, number = sys.argv[1:]
 sys.path.insert(0, tests)
 from test_writer import episode
-from envbus.runner.data.batch import MultiAgentBatch
+from envbus.runner.batches.batch import MultiAgentBatch
 from envbus.runner.recordings import EpisodeWriter
 
 def fail_system_calls(number):

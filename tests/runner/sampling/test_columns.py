@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envbus.runner.data.episode import EpisodeIds
-from envbus.runner.data.metrics import SampleMetrics
+from envbus.runner.batches.episode import EpisodeIds
+from envbus.runner.batches.metrics import SampleMetrics
 from envbus.runner.sampling.columns import ColumnFragments, Columns, RunningEpisodes
 from envbus.runner.sampling.config import EnvQuotas, Phase, RunnerConfig, Sample
 from envbus.runner.workers.faults import Fault, FaultCause

@@ -13,8 +13,8 @@ from gymnasium.error import ClosedEnvironmentError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.advantages import add_gae, bootstrap_rows
-from envbus.runner.data.batch import SampleBatch
+from envbus.runner.batches.advantages import add_gae, bootstrap_rows
+from envbus.runner.batches.batch import SampleBatch
 from envbus.runner.policies.connectors import (
     ClipActions,
     ClipRewards,

@@ -397,7 +397,7 @@ def test_what_serving_collects_is_bounded() -> None:
 def test_of_many_episodes_that_have_ended_the_latest_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("envbus.runner.data.metrics.MOST_RESULTS", 3)
+    monkeypatch.setattr("envbus.runner.batches.metrics.MOST_RESULTS", 3)
     bridge = ExternalEnvBridge(COUNTS, ACTIONS)
     ended = threading.Event()
 

@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.metrics import EpisodeResult, SampleMetrics
-from envbus.runner.data.nested import row_of
+from envbus.runner.batches.metrics import EpisodeResult, SampleMetrics
+from envbus.runner.batches.nested import row_of
 from envbus.runner.policies.connectors import ClipRewards, Connector, RescaleActions
 from envbus.runner.policies.policy import Policy, PolicyOutput
 from envbus.runner.pool.pool import ActorPool

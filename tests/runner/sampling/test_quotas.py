@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envbus.runner.data.episode import EpisodeRecorder, Fragment
+from envbus.runner.batches.episode import EpisodeRecorder, Fragment
 from envbus.runner.sampling.config import EnvQuotas, Phase
 from envbus.runner.sampling.quotas import BridgeQuotaHolder, Slot
 

@@ -9,8 +9,8 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.runner.data.episode import EpisodeRecorder
-from envbus.runner.data.metrics import PerfTimers
+from envbus.runner.batches.episode import EpisodeRecorder
+from envbus.runner.batches.metrics import PerfTimers
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import Callbacks

@@ -7,8 +7,8 @@ import pytest
 from gymnasium import spaces
 
 from envbus.actors.env.agents import ALL
+from envbus.runner.batches.batch import MultiAgentBatch
 from envbus.runner.bridge.results import BridgeResult
-from envbus.runner.data.batch import MultiAgentBatch
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.serving import answering
 from envbus.runner.serving.answering import AnsweredBatch, ObservingAgent, Recording

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envbus.actors.arrays.agent_spaces import AgentSpaces
+from envbus.actors.spaces.agent_spaces import AgentSpaces
 from envbus.bus.errors import ConfigError
 from envbus.runner.policies.policy import FunctionPolicy, Policy, RandomPolicy
 from envbus.runner.pool.agent_results import DUMMY_AGENT

@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from envbus.actors.arrays.agent_spaces import RecordSpace
 from envbus.actors.protocol import StepResult
+from envbus.actors.spaces.agent_spaces import RecordSpace
 from envbus.runner.workers.elements import Elements
 from tests.runner.workers.test_replies import error
 

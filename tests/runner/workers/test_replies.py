@@ -9,7 +9,6 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from msgspec import structs
 
-from envbus.actors.arrays.agent_spaces import RecordSpace
 from envbus.actors.arrays.packing import pack_records
 from envbus.actors.protocol import (
     Build,
@@ -25,6 +24,7 @@ from envbus.actors.protocol import (
     Step,
     StepResult,
 )
+from envbus.actors.spaces.agent_spaces import RecordSpace
 from envbus.bus.errors import DecodeError
 from envbus.bus.wire.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.workers.elements import Elements
