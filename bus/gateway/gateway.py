@@ -41,13 +41,10 @@ from envbus.bus.gateway.config import (
     split_address,
 )
 from envbus.bus.interrupts import uninterrupted_call
+from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.liveness_probe import PROBE, LivenessProbe, Verdict
 from envbus.bus.process.pipe import Pipe
-from envbus.bus.process.process_group import (
-    Child,
-    ExitStatus,
-    ProcessGroup,
-)
+from envbus.bus.process.process_group import Child, ProcessGroup
 from envbus.bus.process.restart import Exit, RestartPolicy
 from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
 from envbus.bus.transport.curve_keys import Entrance, PeerKeys

@@ -1,6 +1,6 @@
 """How much memory processes use, how much the kernel gives them, and whom it has killed for it.
 
-Leaves out what follows from it (`runner/memory.py`, `arena.py`, `process/exit_report.py`).
+Leaves out what follows from it (`arena.py`, `process/exit_report.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a dead child died of, as far as numbers and last words tell, and where one hangs.
+"""How a child ended, what it died of as far as numbers and last words tell, and where one hangs.
 
 Pure: no file, clock or process in this file. Where the numbers come from: `memory/usage.py`,
 `forkserver.py`; who is asked for stacks: `stacks.py`.
@@ -7,11 +7,14 @@ Pure: no file, clock or process in this file. Where the numbers come from: `memo
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from itertools import takewhile
 from typing import Final
 
-__all__ = ["KillExplainer", "innermost_line", "is_complete", "last_words", "tidy"]
+import msgspec
+
+__all__ = ["ExitStatus", "KillExplainer", "innermost_line", "is_complete", "last_words", "tidy"]
 
 #: Seconds for which a rise of the kernel's counter explains a SIGKILL. The kernel counts before
 #: the process, which may have gigabytes to give back, is gone.
@@ -31,6 +34,35 @@ _LONGEST_LINE: Final = 400
 _FATAL: Final = "Fatal Python error:"
 #: Colours and cursor movements of a terminal.
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class ExitStatus(msgspec.Struct, frozen=True):
+    """How a child ended: by its own exit code, or by a signal."""
+
+    code: int | None = None
+    signal: int | None = None
+    #: What else is known, e.g. that its fork server died, or that it looks out of memory.
+    note: str = ""
+    #: The last lines that it, or what it had started, wrote to stderr.
+    stderr: str = ""
+
+    def describe(self) -> str:
+        """Return it in words: `"exit code 9"`, `"signal SIGKILL"`."""
+        if self.signal is not None:
+            try:
+                what = f"signal {signal.Signals(self.signal).name}"
+            except ValueError:  # a real-time signal has a number only
+                what = f"signal {self.signal}"
+        else:
+            what = f"exit code {self.code}"
+        return f"{what} ({self.note})" if self.note else what
+
+    def report(self) -> str:
+        """Return `describe()` and, on lines of their own, the last that it wrote to stderr."""
+        if not self.stderr:
+            return self.describe()
+        shown = self.stderr.replace("\n", "\n  | ")
+        return f"{self.describe()}\nThe end of its stderr:\n  | {shown}"
 
 
 class KillExplainer:

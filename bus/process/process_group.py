@@ -22,8 +22,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-import msgspec
-
 from envbus.bus.brief import cut
 from envbus.bus.complaints import PROGRESS_AFTER
 from envbus.bus.descriptors import descriptors_advice, descriptors_in_use, opening
@@ -44,7 +42,7 @@ from envbus.bus.process.channel import (
     Started,
 )
 from envbus.bus.process.descendants import kill_marked, wait_until_gone
-from envbus.bus.process.exit_report import last_words
+from envbus.bus.process.exit_report import ExitStatus, last_words
 from envbus.bus.process.liveness_probe import LivenessProbe, Verdict
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.server_process import (
@@ -58,7 +56,7 @@ from envbus.bus.process.threads import ThreadsPerProcess, thread_variables
 from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.unix_sockets import wait_for, wait_for_answer
 
-__all__ = ["DEFAULT_METHOD", "Child", "ExitStatus", "ProcessGroup"]
+__all__ = ["DEFAULT_METHOD", "Child", "ProcessGroup"]
 
 logger = logging.getLogger("envbus.bus.process.process_group")
 
@@ -714,35 +712,6 @@ def standard_streams() -> Iterator[list[int]]:
             except OSError:  # closed, as in a daemon
                 streams.append(null.fileno())
         yield streams
-
-
-class ExitStatus(msgspec.Struct, frozen=True):
-    """How a child ended: by its own exit code, or by a signal."""
-
-    code: int | None = None
-    signal: int | None = None
-    #: What else is known, e.g. that its fork server died, or that it looks out of memory.
-    note: str = ""
-    #: The last lines that it, or what it had started, wrote to stderr.
-    stderr: str = ""
-
-    def describe(self) -> str:
-        """Return it in words: `"exit code 9"`, `"signal SIGKILL"`."""
-        if self.signal is not None:
-            try:
-                what = f"signal {signal.Signals(self.signal).name}"
-            except ValueError:  # a real-time signal has a number only
-                what = f"signal {self.signal}"
-        else:
-            what = f"exit code {self.code}"
-        return f"{what} ({self.note})" if self.note else what
-
-    def report(self) -> str:
-        """Return `describe()` and, on lines of their own, the last that it wrote to stderr."""
-        if not self.stderr:
-            return self.describe()
-        shown = self.stderr.replace("\n", "\n  | ")
-        return f"{self.describe()}\nThe end of its stderr:\n  | {shown}"
 
 
 class Child:

@@ -27,8 +27,9 @@ from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError, TransportError
 from envbus.bus.folders import keep_endpoint, name_folder
 from envbus.bus.interrupts import interruptible, uninterrupted_call
+from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.pickling import pickled
-from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
+from envbus.bus.process.process_group import Child, ProcessGroup
 from envbus.bus.process.restart import ChildState, Exit, Restart, RestartPolicy
 from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
 from envbus.bus.settings import check_number

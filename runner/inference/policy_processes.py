@@ -26,8 +26,9 @@ from envbus.bus.errors import ClosedError, EnvbusError, StartError, TransportErr
 from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import join_ending, uninterrupted_call
+from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.liveness_probe import PROBE, LivenessProbe, Verdict
-from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
+from envbus.bus.process.process_group import Child, ProcessGroup
 from envbus.bus.process.restart import Exit, RestartPolicy
 from envbus.bus.process.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.process.threads import ThreadsPerProcess

@@ -20,7 +20,8 @@ import msgspec
 from envbus.bus.broker.stall_grace import GRACE
 from envbus.bus.errors import StartError
 from envbus.bus.memory.usage import tree_memory
-from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
+from envbus.bus.process.exit_report import ExitStatus
+from envbus.bus.process.process_group import Child, ProcessGroup
 from envbus.bus.process.restart import Exit
 from envbus.bus.process.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.wire.messages import Failed, FailureCode

@@ -27,7 +27,7 @@ from envbus.bus.broker.loop import failure_to_error
 from envbus.bus.errors import ClosedError, DecodeError, NoPeerError, StartError, TransportError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
-from envbus.bus.process.process_group import ExitStatus
+from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.transport.unix_sockets import wait_for
 from envbus.bus.wire.messages import Failed, FailureCode, Payload, Reply, Request
 from envbus.runner.monitoring.figures import FaultFigures

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from envbus.bus.process.exit_report import (
+    ExitStatus,
     KillExplainer,
     innermost_line,
     is_complete,
@@ -179,3 +180,18 @@ def test_the_innermost_line_is_the_guests_own(frames: list[str], line: str) -> N
 
 def test_a_text_without_stacks_has_no_innermost_line() -> None:
     assert innermost_line("") == innermost_line("no stack of process 3: it has ended") == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (ExitStatus(code=9), "exit code 9"),
+        (ExitStatus(code=0), "exit code 0"),
+        (ExitStatus(signal=9), "signal SIGKILL"),
+        (ExitStatus(signal=11), "signal SIGSEGV"),
+        (ExitStatus(signal=63), "signal 63"),
+        (ExitStatus(signal=9, note="its server died"), "signal SIGKILL (its server died)"),
+    ],
+)
+def test_an_exit_status_has_words(status: ExitStatus, words: str) -> None:
+    assert status.describe() == words

@@ -19,7 +19,8 @@ import pytest
 
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
 from envbus.bus.process import process_group as process_group_module
-from envbus.bus.process.process_group import Child, ExitStatus, ProcessGroup
+from envbus.bus.process.exit_report import ExitStatus
+from envbus.bus.process.process_group import Child, ProcessGroup
 from tests.descriptors import no_more_files
 from tests.integration.group_children import PATIENCE, is_alive, wait_until
 

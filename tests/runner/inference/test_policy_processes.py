@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from envbus.bus.errors import TransportError
+from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import Pipe
-from envbus.bus.process.process_group import ExitStatus, ProcessGroup
+from envbus.bus.process.process_group import ProcessGroup
 from envbus.bus.process.restart import Exit
 from envbus.runner.inference.policy_batching import BatchingConfig
 from envbus.runner.inference.policy_processes import (

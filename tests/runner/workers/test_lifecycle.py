@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envbus.bus.errors import StartError
-from envbus.bus.process.process_group import ExitStatus
+from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.wire.messages import Failed, FailureCode
 from envbus.runner.workers.config import FleetConfig
