@@ -65,9 +65,9 @@ class AuditLog:
         self._complaints = Complaints(logger, every=_EVERY)
         #: Entries that were not written.
         self.lost = 0
-        #: Whether the file ends amid a line.
-        self._is_torn = False
         self._file = self._open()
+        #: Whether the file ends amid a line.
+        self._is_torn = self._ends_amid_line()
 
     def write(self, entries: Iterable[AuditEntry]) -> None:
         """Append entries, in one piece; they are the kernel's when this returns."""
@@ -92,7 +92,7 @@ class AuditLog:
             ConfigError: It cannot be opened; the former one is written on.
         """
         former, self._file = self._file, self._open()
-        self._is_torn = False
+        self._is_torn = self._ends_amid_line()
         os.close(former)
 
     def close(self) -> None:
@@ -113,6 +113,19 @@ class AuditLog:
             return os.open(self._path, flags, 0o600)
         except OSError as exc:
             raise ConfigError(f"the audit log {self._path} cannot be opened: {exc}") from exc
+
+    def _ends_amid_line(self) -> bool:
+        """Return whether the file has an end that a full disk, or the end of a server, cut off."""
+        try:
+            # Not to be waited for: a pipe may be there.
+            reading = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:  # this process may only write it
+            return False
+        try:
+            size = os.fstat(reading).st_size
+            return size > 0 and os.pread(reading, 1, size - 1) != b"\n"
+        finally:
+            os.close(reading)
 
     def _complain(self, count: int, why: str) -> None:
         self.lost += count

@@ -107,3 +107,23 @@ def test_a_line_that_was_cut_off_does_not_spoil_the_next(tmp_path: Path) -> None
     with pytest.raises(json.JSONDecodeError):
         json.loads(whole[-2])
     assert len(whole) - 2 + log.lost == 10_000
+
+
+@pytest.mark.parametrize("again", ["reopened", "another log"])
+def test_a_line_that_a_full_disk_has_cut_off_spoils_none_of_whoever_writes_on(
+    tmp_path: Path, again: str
+) -> None:
+    file = tmp_path / "log"
+    with AuditLog(file) as log:
+        log.write([entry(episode="a")])
+        with file.open("ab") as whole:
+            whole.write(b'{"time":"2026-')  # there was no more room
+        if again == "reopened":
+            log.reopen()
+            log.write([entry(episode="b")])
+    if again == "another log":
+        with AuditLog(file) as log:
+            log.write([entry(episode="b")])
+    first, torn, last = file.read_text().splitlines()
+    assert [json.loads(line)["episode"] for line in (first, last)] == ["a", "b"]
+    assert torn == '{"time":"2026-'
