@@ -26,7 +26,7 @@ class Split:
         seed: Another one has other episodes among a share.
 
     Raises:
-        ConfigError: A share is none, or a name is there twice.
+        ConfigError: A share is none, a name is there twice, or the seed is too large.
 
     Attributes:
         names: The main one first.
@@ -48,7 +48,10 @@ class Split:
         if main in shares:
             raise ConfigError(f"{main} is served anyway: name another model as a canary of it")
         self.names: Sequence[str] = (main, *shares)
-        self._key = seed.to_bytes(16, "big", signed=True)
+        try:
+            self._key = seed.to_bytes(16, "big", signed=True)
+        except OverflowError as exc:
+            raise ConfigError(f"the seed has 128 bits at most, which {seed} has not") from exc
         #: Upper end of the hashes of each, but for the main one.
         self._ends: list[tuple[float, str]] = []
         end = 0.0

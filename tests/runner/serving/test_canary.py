@@ -44,6 +44,12 @@ def test_shares_that_leave_nothing_are_refused(shares: dict[str, float], told: s
         Split("m", shares)
 
 
+def test_a_seed_that_is_far_too_large_is_refused() -> None:
+    for seed in (2**127, -(2**127) - 1):
+        with pytest.raises(ConfigError, match=f"the seed .* {seed}"):
+            Split("m", seed=seed)
+
+
 def test_a_canary_is_a_policy_and_its_share() -> None:
     assert parse_canaries(["a=b.onnx=0.1", "m:f=0.25"]) == {"a=b.onnx": 0.1, "m:f": 0.25}
     for text in ("model.onnx", "model.onnx=", "=0.1", "model.onnx=many"):
