@@ -25,7 +25,7 @@ from envbus.runner.policies.policy import (
 from envbus.runner.policies.policy_map import PolicyMap
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 
-__all__ = ["ServedPolicies", "load_policies", "policy_maker"]
+__all__ = ["ServedPolicies", "load_policies", "onnx_policy", "policy_maker", "read_model"]
 
 #: `(observation space, action space) -> policy`, of one agent.
 Maker = Callable[[Space[Any], Space[Any]], Policy]
@@ -113,6 +113,38 @@ def policy_maker(text: str) -> Maker:
     return make
 
 
+def read_model(text: str) -> bytes:
+    """Return what the file of a model holds now.
+
+    Raises:
+        ConfigError: There is no such file, or it cannot be read.
+    """
+    path = Path(text)
+    if not path.is_file():  # what took its place may be a pipe, whose end would be waited for
+        raise ConfigError(f"there is no model {text}")
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"the model {text} cannot be read: {exc}") from exc
+
+
+def onnx_policy(
+    text: str, model: bytes, observation_space: Space[Any], action_space: Space[Any]
+) -> Policy:
+    """Return the policy of a model that was read from the file `text`.
+
+    Raises:
+        ConfigError: It is none, or does not fit the spaces.
+    """
+    adapter = onnx_adapter("serve")
+    try:
+        policy: Policy = adapter.OnnxPolicy(model, action_space)
+        adapter.check_fit(policy, observation_space, action_space)
+    except ConfigError as exc:
+        raise ConfigError(f"{text}: {exc}") from exc
+    return policy
+
+
 def clipped(actions: Any, space: Space[Any]) -> Any:
     """Return a batch of actions inside the Boxes of floats of a space; all else as it is."""
     if isinstance(space, spaces.Dict) and isinstance(actions, Mapping):
@@ -145,17 +177,11 @@ def _call(function: Callable[..., Any], observation_space: Any, action_space: An
 
 
 def _onnx_maker(text: str) -> Maker:
-    path = Path(text)
-    if not path.is_file():
+    if not Path(text).is_file():
         raise ConfigError(f"there is no model {text}")
-    adapter = onnx_adapter("serve")
+    onnx_adapter("serve")
 
     def make(observation_space: Space[Any], action_space: Space[Any]) -> Policy:
-        policy: Policy = adapter.OnnxPolicy(path, action_space)
-        try:
-            adapter.check_fit(policy, observation_space, action_space)
-        except ConfigError as exc:
-            raise ConfigError(f"{text}: {exc}") from exc
-        return policy
+        return onnx_policy(text, read_model(text), observation_space, action_space)
 
     return make

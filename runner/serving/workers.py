@@ -17,7 +17,7 @@ from envbus.runner.batches.nested import Tree, map_tree
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies.policy import Policy, PolicyOutput, Weights, count_rows
 from envbus.runner.policies.policy_output import PolicyAnswer
-from envbus.runner.serving.loading import Maker, policy_maker
+from envbus.runner.serving.loading import Maker, onnx_policy, policy_maker, read_model
 
 __all__ = ["WorkersPolicy", "in_workers"]
 
@@ -34,7 +34,9 @@ def in_workers(text: str, n: int) -> Maker:
     policy_maker(text)  # raises here, and not in each process
 
     def make(observation_space: Space[Any], action_space: Space[Any]) -> Policy:
-        make_there = functools.partial(_make, text, observation_space, action_space)
+        # Read once: a worker that replaces a dead one has the model of the others.
+        model = read_model(text) if text.endswith(".onnx") else None
+        make_there = functools.partial(_make, text, model, observation_space, action_space)
         try:
             return WorkersPolicy(PolicyWorkers(make_there, n), n)
         except StartError as exc:
@@ -106,5 +108,9 @@ def _some(tree: Tree, rows: slice) -> Tree:
     return None if tree is None else map_tree(lambda leaf: leaf[rows], tree)
 
 
-def _make(text: str, observation_space: Space[Any], action_space: Space[Any]) -> Policy:
+def _make(
+    text: str, model: bytes | None, observation_space: Space[Any], action_space: Space[Any]
+) -> Policy:
+    if model is not None:
+        return onnx_policy(text, model, observation_space, action_space)
     return policy_maker(text)(observation_space, action_space)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,19 @@ def test_spaces_of_agents_are_told_apart_by_their_bounds_and_not_by_texts_of_the
         sys.setprofile(None)
     assert served.policy_of == {0: "0", 1: "1", 2: "0"}
     assert calls == 0  # of millions of bounds they take minutes
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_that_took_the_place_of_a_model_is_refused_and_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    model = tmp_path / "model.onnx"
+    model.write_bytes(b"no model")
+    make = policy_maker(str(model))
+    with pytest.raises(ConfigError, match=r"model\.onnx: this is no ONNX model"):
+        make(SEEN, DONE)
+    model.unlink()
+    os.mkfifo(model)
+    with pytest.raises(ConfigError, match="there is no model"):
+        make(SEEN, DONE)

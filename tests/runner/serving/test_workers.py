@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -58,3 +59,36 @@ def test_a_server_can_use_it_as_any_other() -> None:
     assert out.actions.tolist() == own.compute_actions(rows, None, explore=False).actions.tolist()
     assert out.extras["action_logp"].shape == (40,)
     assert policy.policy_version == 5
+
+
+def test_a_worker_that_is_replaced_has_the_model_of_the_load_whatever_the_file_holds_now(
+    tmp_path: Path,
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, file = onnx.helper, tmp_path / "model.onnx"
+
+    def write(what: str) -> None:
+        value = helper.make_tensor_value_info
+        graph = helper.make_graph(
+            [helper.make_node(what, ["obs"], ["actions"])],
+            "policy",
+            [value("obs", 1, ["rows", 2])],
+            [value("actions", 1, None)],
+        )
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        file.write_bytes(made.SerializeToString())
+
+    def workers() -> set[psutil.Process]:
+        return {one for one in psutil.Process().children(recursive=True) if one.ppid() != me}
+
+    me, rows = psutil.Process().pid, np.ones((3, 2), np.float32)
+    write("Neg")
+    before = workers()
+    policy = in_workers(str(file), 1)(SEEN, DONE)
+    for now in ("Identity", "nonsense"):
+        write(now) if now != "nonsense" else file.write_bytes(b"nonsense")
+        (worker,) = workers() - before
+        worker.kill()
+        worker.wait()
+        assert policy.compute_actions(rows, None).actions.tolist() == (-rows).tolist()
