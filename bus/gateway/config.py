@@ -128,6 +128,9 @@ class GatewayConfig:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for file in (self.certificate, self.private_key):
+            if file is not None and os.path.exists(file) and not os.path.isfile(file):
+                raise ConfigError(f"TLS cannot use {file}: it is no file, and might never end")
         try:
             context.load_cert_chain(self.certificate, self.private_key, password=_no_password)
         except (OSError, ssl.SSLError) as error:

@@ -106,10 +106,11 @@ def serve(
     certificate = FileWatch([file for file in (tls_cert, tls_key) if file])
     limits = {"max_connections": max_connections, "max_message_bytes": max_message_bytes}
     gateway = _gateway(tcp, ws, origin, token_file, tls_cert, tls_key, limits, insecure=insecure)
+    signals = _Signals()
     console = open_console()
     log_to(console if console.is_terminal else open_console(stderr=True), log_format)
     logging.getLogger("envbus.runner").setLevel(logging.INFO)
-    with ExitStack() as stack:
+    with signals.taking(signal.SIGHUP), ExitStack() as stack:
         metrics_at = stack.enter_context(serving_metrics(metrics))
         writer = None if record is None else stack.enter_context(_writer(record))
         log = None if audit is None else stack.enter_context(AuditLog(audit))
@@ -138,7 +139,7 @@ def serve(
         if bridge.gateway is not None and tls_cert:
             upkeep.add("certificate", bridge.gateway.reload_certificate, certificate)
         table = ServerTable(console)
-        with _Signals() as signals:
+        with signals.taking(signal.SIGTERM, signal.SIGINT):
             for address in bridge.addresses:
                 table.tell(f"serving at {address}")
             if metrics_at:
@@ -151,13 +152,13 @@ def serve(
 class _Signals:
     """SIGTERM and the first Ctrl-C are remembered; the second Ctrl-C raises.
 
-    SIGHUP is the operator's demand, or the end of the terminal that the server was started at.
+    SIGHUP is the operator's demand, or the end of the terminal that the server was started at. It
+    is taken from the start to the end: by itself it would kill a server that is not ready yet.
     """
 
     def __init__(self) -> None:
         self.came = ""
         self._demanded = False
-        self._before: dict[int, Any] = {}
         self._terminals = [number for number in (0, 1, 2) if os.isatty(number)]
 
     def take_demand(self) -> bool:
@@ -165,14 +166,15 @@ class _Signals:
         demanded, self._demanded = self._demanded, False
         return demanded
 
-    def __enter__(self) -> _Signals:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            self._before[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    @contextmanager
+    def taking(self, *numbers: signal.Signals) -> Iterator[None]:
+        """Take these meanwhile."""
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -230,6 +232,8 @@ def _model_files(names: Sequence[str]) -> dict[str, FileWatch]:
 
 def _tokens_reader(gateway: Gateway, file: Path) -> Callable[[], object]:
     def read() -> None:
+        if not file.is_file():  # a pipe, whose end would be waited for
+            raise ConfigError(f"the token cannot be read: there is no file {file}")
         tokens = read_tokens(file)
         assert tokens is not None
         gateway.set_token(tokens)

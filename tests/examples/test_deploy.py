@@ -84,6 +84,7 @@ def test_the_unit_reloads_by_a_signal_and_waits_for_episodes_to_end() -> None:
     unit.read(DEPLOY / "envbus-serve.service")
     service = unit["Service"]
     assert service["execreload"].endswith("kill -HUP $MAINPID")
+    assert service["restartforceexitstatus"] == "SIGHUP"  # one that came too early ended it
     words = served_with("envbus-serve.service")
     drain = float(words[words.index("--drain-timeout") + 1])
     assert float(service["timeoutstopsec"]) > drain

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,21 @@ def test_files_that_are_no_certificate_are_told_before_anything_starts(tmp_path:
     for name in (str(file), str(tmp_path / "missing.pem")):
         config = GatewayConfig(tcp=("127.0.0.1:0",), certificate=name, private_key=name)
         with pytest.raises(ConfigError, match="TLS cannot use"):
+            config.tls()
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_certificate_or_key_is_refused_and_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    file, pipe = tmp_path / "file.pem", tmp_path / "pipe.pem"
+    file.write_text("nothing of the kind")
+    os.mkfifo(pipe)
+    for certificate, key in ((pipe, file), (file, pipe)):
+        config = GatewayConfig(
+            tcp=("127.0.0.1:0",), certificate=str(certificate), private_key=str(key)
+        )
+        with pytest.raises(ConfigError, match=f"TLS cannot use {pipe}: it is no file"):
             config.tls()
 
 

@@ -320,6 +320,13 @@ def test_a_model_is_loaded_anew_ten_times_and_no_request_is_lost(
     assert "errors: policy" not in said
 
 
+def test_sighup_while_a_server_starts_ends_nothing() -> None:
+    with Server("--env", "CartPole-v1", "--seconds", "0", policy="demanded_early") as server:
+        said = server.process.communicate(timeout=PATIENCE)[0]
+    assert server.process.returncode == 0, said
+    assert "the time is over" in said
+
+
 def test_sighup_of_a_terminal_that_is_gone_ends_the_server() -> None:
     terminal, end = os.openpty()
     with Server(stdin=end) as server, connect(server) as client:
@@ -509,9 +516,14 @@ def test_tokens_are_read_again_and_who_is_connected_stays(tmp_path: Path, signal
             server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: is_let_in(address, "third"), "the next token counts")
         assert not is_let_in(address, "second")
+        tokens.unlink()
+        os.mkfifo(tokens, 0o600)  # its end would be waited for
+        server.process.send_signal(signal.SIGHUP)
+        assert is_let_in(address, "third")
         assert client.get_action("e", seen(3)) == 3
         said = server.end()
     assert "tokens: looked at again" in said
+    assert "there is no file" in said
     assert "third" not in said
 
 
