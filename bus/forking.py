@@ -83,14 +83,18 @@ _owned: Final[weakref.WeakSet[_Disownable]] = weakref.WeakSet()
 
 
 def disown_in_forks(thing: _Disownable) -> None:
-    """Have `thing.disown()` called in each process that is forked from this one with `os.fork`."""
+    """Have `thing.disown()` called in each process that is forked from this one with `os.fork`.
+
+    Not in copies of these: what is used there as well calls this again in its `disown`.
+    """
     _owned.add(thing)
 
 
 def _disown_all() -> None:
-    for thing in list(_owned):
+    things = list(_owned)
+    _owned.clear()  # first: what goes on in the copy belongs to it now, and says so again
+    for thing in things:
         thing.disown()
-    _owned.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -284,6 +284,7 @@ class _Registry:
         self.lock = threading.RLock()
         for server in self._take_all():
             server.disown()
+        disown_in_forks(self)
 
     def _take_all(self) -> list[ServerProcess]:
         servers = [*self.servers.values(), *self.retired]

@@ -142,6 +142,35 @@ process_group.close()
     assert run(source, tmp_path) == (0, "ClosedError\nexit code 0\n", "")
 
 
+@pytest.mark.slow_but_first
+@METHODS
+def test_a_forked_copy_of_a_forked_driver_leaves_its_children_alone(
+    method: str, tmp_path: Path
+) -> None:
+    source = f"""
+import os, sys
+use_and_close({method!r})
+if not (pid := os.fork()):
+    process_group, child = use({method!r})
+    for starts in (False, True):
+        if not (copy := os.fork()):
+            if starts:
+                use_and_close({method!r})
+            sys.exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 3
+    assert list(process_group.exits()) == []
+    child.pipe.send_bytes(1, b"go")
+    import select
+    select.select([process_group], [], [], 60.0)
+    ((_, status),) = process_group.exits()
+    print(status.describe(), flush=True)
+    process_group.close()
+    sys.exit(4)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+"""
+    assert run(source, tmp_path) == (0, "exit code 0\n", "")
+
+
 def test_a_forked_copy_of_the_driver_does_not_keep_its_children_alive(tmp_path: Path) -> None:
     source = """
 import os, time

@@ -197,6 +197,35 @@ def test_a_forked_copy_is_not_asked_for_its_owner(envs: envbus.BusVectorEnv) -> 
         os.waitpid(copy, 0)
 
 
+def test_a_forked_copy_of_a_forked_copy_is_shown_by_itself() -> None:
+    source = """
+import os
+import envbus
+from envbus.runner.monitoring.runs import ask, find_runs
+
+def here():
+    return [ask(run).pid == os.getpid() for run in find_runs() if run.pid == os.getpid()]
+
+def in_a_copy(act):
+    if not (copy := os.fork()):
+        act()
+        os._exit(0)
+    assert os.waitpid(copy, 0)[1] == 0
+
+def look():
+    with envbus.make_vec("CartPole-v1", 1, num_actors=0):
+        assert here() == [True]
+
+def look_twice():
+    with envbus.make_vec("CartPole-v1", 1, num_actors=0):
+        in_a_copy(look)
+        assert here() == [True]
+
+in_a_copy(look_twice)
+"""
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=60.0)
+
+
 class Filmed(gymnasium.Env[object, int]):
     """Is observed to be grey."""
 
