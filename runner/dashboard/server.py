@@ -12,9 +12,11 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from operator import attrgetter
+from typing import Final, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from envbus.bus.errors import TransportError
 from envbus.bus.gateway.config import GatewayConfig, split_address
@@ -26,7 +28,8 @@ from envbus.runner.monitoring.runs import find_runs
 
 __all__ = ["DashboardServer"]
 
-#: Connections at one time; those of browsers that look are some of them.
+#: Connections at one time; those of browsers that look are some of them. Beyond that the oldest of
+#: those that are not being answered ends: anybody may hold some, and say nothing.
 _MOST_CONNECTIONS: Final = 128
 _BACKLOG: Final = 128
 #: Seconds for what is being sent at the end.
@@ -92,6 +95,7 @@ class DashboardServer:
                     tls=has_tls,
                 ),
                 access_log=False,
+                http=_Connection,
                 lifespan="off",
                 limit_concurrency=_MOST_CONNECTIONS,
                 log_config=None,
@@ -145,6 +149,26 @@ class DashboardServer:
             loop.call_later(seconds, self.stop)
         on_start()
         await self._server.serve([self._socket])
+
+
+class _Connection(H11Protocol):
+    #: When it was made.
+    began = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Make room, if need be; with too many, uvicorn would answer nobody any more."""
+        self.began = self.loop.time()
+        idle = [one for one in self.connections if isinstance(one, _Connection) and one.is_idle]
+        if len(self.connections) >= _MOST_CONNECTIONS - 1 and idle:
+            oldest = min(idle, key=attrgetter("began"))
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+        super().connection_made(cast(asyncio.Transport, transport))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has not asked yet, or was answered."""
+        return bool(getattr(self.cycle, "response_complete", True))
 
 
 class _PageServer(uvicorn.Server):

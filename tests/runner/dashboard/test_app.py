@@ -162,6 +162,20 @@ def test_more_browsers_than_may_look_are_told_so() -> None:
         wait_until(lambda: status_of_one_more(server) == 200, "those that have left make room")
 
 
+def test_connections_that_say_nothing_keep_nobody_out(server: DashboardServer) -> None:
+    host, _, port = server.address.rpartition(":")
+    cookie = cookie_of(server)
+    with looking(server) as answer, contextlib.ExitStack() as stack:
+        for number in range(200):
+            silent = stack.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+            if number % 2:
+                silent.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            if number % 20 == 0:
+                assert get(server, "/", Cookie=cookie).status == 200
+        assert get(server, "/", Cookie=cookie).status == 200
+        assert [next_event(answer)[0] for _ in range(2)] == ["points", "frame"]
+
+
 def status_of_one_more(server: DashboardServer) -> int:
     """Return what another browser is answered."""
     with looking(server) as answer:
