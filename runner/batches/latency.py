@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-__all__ = ["LatencyHistogram"]
+__all__ = ["BUCKETS", "LatencyHistogram"]
 
 #: Each bucket is 2 % wider than the last, so that a quantile is off by 1 % at most: less than
 #: the same program varies from minute to minute.
@@ -17,7 +18,7 @@ _GROWTH = 1.02
 #: Bounds of the buckets in seconds; what lies outside is counted in the outermost ones.
 _LOWEST = 1e-7
 _HIGHEST = 1e4
-_BUCKETS = math.ceil(math.log(_HIGHEST / _LOWEST, _GROWTH))
+BUCKETS: Final = math.ceil(math.log(_HIGHEST / _LOWEST, _GROWTH))
 _SCALE = 1.0 / math.log(_GROWTH)
 _OFFSET = -math.log(_LOWEST) * _SCALE
 
@@ -26,7 +27,7 @@ class LatencyHistogram:
     """Counts durations in buckets of equal ratio. A run of hours takes the same 10 kB."""
 
     def __init__(self) -> None:
-        self._counts = [0] * _BUCKETS
+        self._counts = [0] * BUCKETS
         self._total = 0
 
     def __len__(self) -> int:
@@ -35,7 +36,7 @@ class LatencyHistogram:
     def add(self, seconds: float) -> None:
         """Count one duration."""
         bucket = int(math.log(seconds) * _SCALE + _OFFSET) if seconds > _LOWEST else 0
-        self._counts[bucket if bucket < _BUCKETS else -1] += 1
+        self._counts[bucket if bucket < BUCKETS else -1] += 1
         self._total += 1
 
     def counts(self) -> dict[int, int]:

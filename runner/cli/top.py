@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from envbus.bus.brief import printable
 from envbus.bus.errors import ConfigError
 from envbus.runner.cli.console import open_console, say
 
@@ -106,8 +107,8 @@ def fault_line(pid: int, part: str, fault: FaultFigures) -> Text:
     """Return a fault in one line: when, why, whose, and what it says."""
     at = datetime.fromtimestamp(fault.at).strftime("%H:%M:%S")
     where = fault.process if fault.env < 0 else f"{fault.process} env {fault.env}"
-    text = Text(f"{at}  ").append(f"{fault.cause:<8}", "red")
-    return text.append(f"{pid} {part} {where}: {fault.message}")
+    text = Text(f"{at}  ").append(printable(f"{fault.cause:<8}"), "red")
+    return text.append(printable(f"{pid} {part} {where}: {fault.message}"))
 
 
 def _look_twice(observer: Observer) -> tuple[Sequence[ObservedRun], Mapping[int, str]]:

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from envbus.bus.brief import printable
 from envbus.bus.errors import EnvbusError
 from envbus.runner.cli.top import fault_line, style_of
 from envbus.runner.extras import needed_for
@@ -120,8 +121,8 @@ class StacksScreen(ModalScreen[None]):
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__()
-        self._title = title
-        self._text = text
+        self._title = printable(title)
+        self._text = "\n".join(map(printable, text.splitlines()))
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""

@@ -7,9 +7,12 @@ for their sake what is not counted anyway.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from envbus.bus.brief import printable
+from envbus.runner.data.latency import BUCKETS
 
 __all__ = [
     "MOST_FAULTS",
@@ -33,6 +36,13 @@ _NOW: Final = ("_now", "_ready", "_waiting", "_flight")
 _LEVELS: Final = frozenset({"actors", "workers", "in_flight", "largest_batch", "version"})
 
 
+# Of another user's run nothing else is read: it could end whoever looks at it.
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Bucket = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS)]
+#: Seconds since 1970, up to the year 9999 in any time zone.
+_Time = Annotated[float, msgspec.Meta(ge=0.0, lt=253402200000.0)]
+
+
 class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One process that a part owns."""
 
@@ -54,8 +64,7 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
 class FaultFigures(msgspec.Struct, frozen=True, kw_only=True):
     """An env or a process that failed."""
 
-    #: Seconds since 1970.
-    at: float
+    at: _Time
     #: "error", "crash", "timeout", "memory", "request" or "lost".
     cause: str
     #: Which process, or which one's env.
@@ -69,7 +78,7 @@ class FaultFigures(msgspec.Struct, frozen=True, kw_only=True):
 def fault_figures(at: float, cause: str, process: str, message: str, env: int = -1) -> FaultFigures:
     """Return what is told of a fault; of the message, the first line."""
     first = message.partition("\n")[0]
-    return FaultFigures(at=at, cause=cause, process=process, env=env, message=first)
+    return FaultFigures(at=at, cause=cause, process=process, env=env, message=printable(first))
 
 
 class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +93,7 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
     #: What may also fall, by name.
     levels: dict[str, float] = {}
     #: Durations in the buckets of a `LatencyHistogram`, by name.
-    latencies: dict[str, dict[int, int]] = {}
+    latencies: dict[str, dict[_Bucket, _Count]] = {}
     processes: list[ProcessFigures] = []
     #: The latest, oldest first.
     faults: list[FaultFigures] = []
@@ -96,9 +105,9 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All parts of one process."""
 
     pid: int
-    #: Seconds since 1970: of these figures, and of the process' first part.
-    at: float
-    began: float
+    #: Of these figures, and of the process' first part.
+    at: _Time
+    began: _Time
     #: Its command line, in short.
     command: str
     #: Of envbus.

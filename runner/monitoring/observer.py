@@ -5,17 +5,21 @@ Leaves out how often, and how it looks to people (`envbus.runner.cli`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
 import psutil
 
+from envbus.bus.brief import printable
 from envbus.runner.monitoring.figures import ProcessFigures, RunFigures, rates
 from envbus.runner.monitoring.runs import RunAddress, Usage, UsageReader, ask, find_runs
 
 __all__ = ["ObservedRun", "Observer"]
 
+#: Runs that are asked at one time.
+_MOST_QUESTIONS: Final = 32
 #: Parents that are followed from a process to the run that has started it.
 _MOST_PARENTS: Final = 16
 
@@ -65,8 +69,9 @@ class Observer:
         self._ask = ask
         self._usage = UsageReader()
         self._before: dict[RunAddress, ObservedRun] = {}
-        #: Since when a process has been busy, with how many steps.
-        self._busy_since: dict[tuple[int, str, str], tuple[float, int]] = {}
+        #: Since when a process has been busy, with how many steps; by the begin of its run, too:
+        #: another one may get its process id.
+        self._busy_since: dict[tuple[int, float, str, str], tuple[float, int]] = {}
 
     def look(self) -> list[ObservedRun]:
         """Return the runs, those that were started by another one after that.
@@ -76,13 +81,16 @@ class Observer:
         """
         addresses = self._find()
         pids = {address.pid for address in addresses}
+        owners = {address: _owner_of(address.pid, pids) for address in addresses}
+        if self._root is not None:
+            owners = {
+                address: owner
+                for address, owner in owners.items()
+                if self._root in (address.pid, owner)
+            }
         seen: dict[RunAddress, ObservedRun] = {}
-        for address in addresses:
-            owner = _owner_of(address.pid, pids)
-            if self._root not in (None, address.pid, owner):
-                continue
+        for (address, owner), figures in zip(owners.items(), self._told(owners), strict=True):
             before = self._before.get(address)
-            figures = self._ask(address)
             if figures is not None:
                 seen[address] = self._compare(before, figures, owner)
             elif before is not None:  # stopped, or at work without a pause
@@ -91,6 +99,10 @@ class Observer:
             elif (silent := _silent(address.pid)) is not None:
                 seen[address] = ObservedRun(silent, owner, answers=False)
         self._before = seen
+        known = {(observed.figures.pid, observed.figures.began) for observed in seen.values()}
+        self._busy_since = {
+            key: since for key, since in self._busy_since.items() if key[:2] in known
+        }
         wanted = {
             process.pid
             for observed in seen.values()
@@ -102,6 +114,13 @@ class Observer:
         for observed in seen.values():
             observed.usage = usage
         return sorted(seen.values(), key=_place)
+
+    def _told(self, addresses: Collection[RunAddress]) -> Iterable[RunFigures | None]:
+        if len(addresses) < 2:
+            return map(self._ask, addresses)
+        # At one time: each that is stopped, or holds its interpreter, takes seconds.
+        with ThreadPoolExecutor(min(len(addresses), _MOST_QUESTIONS)) as threads:
+            return list(threads.map(self._ask, addresses))
 
     def _compare(self, before: ObservedRun | None, now: RunFigures, owner: int) -> ObservedRun:
         observed = ObservedRun(now, owner)
@@ -127,7 +146,7 @@ class Observer:
         return observed
 
     def _stalled(self, run: RunFigures, part: str, process: ProcessFigures) -> float:
-        key = run.pid, part, process.name
+        key = run.pid, run.began, part, process.name
         if not process.busy:
             self._busy_since.pop(key, None)
             return 0.0
@@ -142,7 +161,7 @@ def _silent(pid: int) -> RunFigures | None:
     """Return what is known of a run that has never answered; None: it has ended."""
     try:
         process = psutil.Process(pid)
-        command, began = " ".join(process.cmdline()), process.create_time()
+        command, began = printable(" ".join(process.cmdline())), process.create_time()
     except psutil.Error:
         return None
     return RunFigures(pid=pid, at=began, began=began, command=command, version="")

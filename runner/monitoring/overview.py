@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from envbus.bus.brief import printable
 from envbus.runner.monitoring.figures import FaultFigures, PartFigures, ProcessFigures
 from envbus.runner.monitoring.observer import ObservedRun
 
@@ -85,10 +86,12 @@ class OverviewRow:
 
     def cells(self) -> tuple[str, ...]:
         """Return the texts of `COLUMNS`."""
-        short = self.name[: _LONGEST_NAME - 1] + "…" * (len(self.name) >= _LONGEST_NAME)
+        # Runs may be other users', and their words are for a terminal.
+        name, state, line = printable(self.name), printable(self.state), printable(self.line)
+        short = name[: _LONGEST_NAME - 1] + "…" * (len(name) >= _LONGEST_NAME)
         return (
             f"{'  ' * self.depth}{short}",
-            f"{self.state} at {self.line}" if self.line else self.state,
+            f"{state} at {line}" if line else state,
             self.envs,
             _number(self.rate),
             f"{self.stalled:.1f}" if self.stalled > 0.0 else "",
@@ -308,7 +311,7 @@ def _haste(row: OverviewRow, num_envs: int) -> tuple[bool, float, bool, float]:
     Steps are compared by env, and roughly, or rows would change places all the time.
     """
     pace = math.inf  # not known: last
-    if row.rate is not None:
+    if row.rate is not None and row.rate < math.inf:
         by_env = row.rate / max(num_envs, 1)
         pace = math.floor(math.log(by_env, _CLOSE)) if by_env > 0.0 else -math.inf
     return not row.is_hung, -row.stalled if row.is_hung else 0.0, row.is_well, pace

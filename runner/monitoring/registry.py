@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from envbus.bus.brief import printable
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.monitoring.figures import (
@@ -150,7 +151,8 @@ def _read(part: Part, name: str) -> PartFigures | None:
 
 def _command() -> str:
     words = [os.path.basename(word) if i == 0 else word for i, word in enumerate(sys.argv)]
-    return " ".join(words)[:_LONGEST_COMMAND] or "python"
+    # Arguments that are no UTF-8, as names of files may be, cannot be told as they are.
+    return printable(" ".join(words)[:_LONGEST_COMMAND]) or "python"
 
 
 def _version() -> str:

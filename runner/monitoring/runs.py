@@ -45,6 +45,9 @@ _Told = TypeVar("_Told")
 
 #: Where the kernel lists all Unix sockets, with their names.
 _SOCKETS: Final = "/proc/net/unix"
+#: What it says of those that listen; those that were taken there have the same name, and may be
+#: held by a forked copy for long.
+_LISTENS: Final = "00010000"
 #: Seconds for an answer.
 _TIMEOUT: Final = 2.0
 #: Bytes of an answer: a run of 10,000 actors has 2 MB.
@@ -88,7 +91,7 @@ def find_runs() -> list[RunAddress]:
     user, found = os.geteuid(), set()
     for line in lines:
         name = line.rpartition(" ")[2]
-        if not name.startswith(f"@{PREFIX}"):
+        if not name.startswith(f"@{PREFIX}") or line.split()[3] != _LISTENS:
             continue
         parts = name.removeprefix(f"@{PREFIX}").split("-")
         is_ours = len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal()
@@ -128,13 +131,15 @@ def _ask(
                 return None  # anybody may take such a name
             sock.sendall(msgspec.json.encode(question) + b"\n")
             while not answer.endswith(b"\n") and len(answer) < _LONGEST_ANSWER:
-                sock.settimeout(max(deadline - time.monotonic(), 1e-3))
+                left = deadline - time.monotonic()
+                sock.settimeout(max(left, 1e-3))
                 more = sock.recv(1 << 20)
-                if not more:
+                if not more or left < 0.0:
                     return None
                 answer += more
             return msgspec.json.decode(bytes(answer), type=kind)
-        except (OSError, msgspec.MsgspecError):  # gone, stopped, or of another version
+        # Gone, stopped, or of another version; or somebody has made it up.
+        except (OSError, msgspec.MsgspecError, RecursionError):
             return None
 
 

@@ -670,7 +670,7 @@ class EnvRunner(BaseEnvRunner, StaysHere):
         """Return what a window shows; called by another thread than samples."""
         levels: dict[str, float] = dict(self.timers.read())
         for policy_id, policy in dict(self._policies.by_id).items():
-            levels[f"version.{policy_id}"] = policy.policy_version
+            levels[f"version.{policy_id}"] = int(policy.policy_version)  # or NumPy's
         counts: dict[str, float] = dict(self.metrics.get_state())
         return PartFigures(name=name, kind=type(self).__name__, counts=counts, levels=levels)
 

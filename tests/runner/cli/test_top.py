@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 import envbus
 from envbus.runner.cli.main import main
 from envbus.runner.cli.top import fault_line, style_of
-from envbus.runner.monitoring.figures import fault_figures
+from envbus.runner.monitoring.figures import FaultFigures, fault_figures
 from envbus.runner.monitoring.overview import overview_of
 from tests.runner.monitoring_scenes import actor, hanging_envs, observed
 from tests.waiting import wait_until
@@ -112,6 +113,16 @@ def test_what_hangs_is_red_and_what_is_not_ready_yellow() -> None:
         "actor-2": "yellow",
         "actor-0": "",
     }
+
+
+def test_no_words_of_a_run_reach_the_terminal_as_its_own() -> None:
+    hostile = "\x1b]0;title\x07\r\N{RIGHT-TO-LEFT OVERRIDE}"
+    fault = FaultFigures(at=0.0, cause=hostile, process=hostile, env=0, message=hostile)
+    assert fault_line(7, hostile, fault).plain.isprintable()
+    run = observed(actor(0, name=hostile, state=hostile))
+    run.figures = msgspec.structs.replace(run.figures, command=hostile)
+    for row in overview_of([run], {1000: hostile}).rows:
+        assert "".join(row.cells()).isprintable()
 
 
 @pytest.mark.parametrize(("env", "whose"), [(-1, "actor-0"), (5, "actor-0 env 5")])

@@ -70,3 +70,4 @@ def test_a_part_that_is_new_or_has_begun_anew_has_no_rate() -> None:
 def test_a_fault_has_one_line() -> None:
     fault = fault_figures(5.0, "crash", "actor-1", "it ended\nwith much to say", env=3)
     assert (fault.message, fault.env) == ("it ended", 3)
+    assert fault_figures(5.0, "crash", "a", "\x1b[31m \udcff\r").message == r"\x1b[31m \udcff\r"

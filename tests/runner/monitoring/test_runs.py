@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import cv2
 import gymnasium
@@ -35,7 +36,9 @@ from envbus.runner.monitoring.runs import (
     restart_process,
     stacks_of,
 )
-from tests.waiting import wait_until
+from envbus.runner.policies.policy import RandomPolicy
+from tests.runner.monitoring_scenes import actor, figures
+from tests.waiting import PATIENCE, wait_until
 
 NOTHING = np.zeros(4, int)
 
@@ -300,17 +303,20 @@ def test_whoever_says_nothing_does_not_keep_others_waiting_for_long(
         assert ask(address, timeout=30.0) is not None
 
 
+#: What a run without parts tells.
+TOLD = msgspec.json.encode(RunFigures(pid=1, at=0.0, began=0.0, command="", version=""))
+
+
 @contextlib.contextmanager
-def answering(name: str) -> Iterator[None]:
+def answering(name: str, told: bytes = TOLD) -> Iterator[None]:
     """Answer questions at a name, as this process."""
-    asked = msgspec.json.encode(RunFigures(pid=1, at=0.0, began=0.0, command="", version=""))
 
     def answer() -> None:
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listening.accept()
                 with connection:
-                    connection.sendall(asked + b"\n")
+                    connection.sendall(told + b"\n")
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"\0{name}")
@@ -330,6 +336,86 @@ def test_whoever_takes_the_name_of_another_process_or_user_is_not_believed() -> 
         name = f"envbus-run-{of_user}-{pid}-test"
         with answering(name):
             assert (ask(RunAddress(pid, name)) is not None) == believed
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        b'"parts":[],"more":' + b"[" * 100_000,
+        b'"parts":[{"name":"a","kind":"a","latencies":{"get_action":{"9999999":1}}}]',
+        b'"parts":[{"name":"a","kind":"a","latencies":{"get_action":{"7":-1}}}]',
+        b'"parts":[{"name":"a","kind":"a","faults":[{"at":1e300,"cause":"","process":"","env":0,'
+        b'"message":""}]}]',
+    ],
+)
+def test_what_no_run_tells_counts_as_no_answer(lie: bytes) -> None:
+    name = f"envbus-run-{os.geteuid()}-{os.getpid()}-test"
+    with answering(name, TOLD.partition(b'"parts"')[0] + lie + b"}"):
+        assert ask(RunAddress(os.getpid(), name)) is None
+
+
+def test_all_runs_are_asked_at_one_time() -> None:
+    addresses = [RunAddress(os.getpid(), name) for name in "abc"]
+    together = threading.Barrier(len(addresses))
+
+    def ask_slowly(address: RunAddress) -> RunFigures:
+        together.wait(PATIENCE)
+        return RunFigures(pid=1, at=0.0, began=0.0, command=address.name, version="")
+
+    seen = Observer(find=lambda: addresses, ask=ask_slowly).look()
+    assert [run.figures.command for run in seen] == ["a", "b", "c"]
+
+
+def test_a_question_that_is_held_by_a_copy_is_no_run() -> None:
+    with envbus.make_vec(Heavy, 1, num_actors=0):
+        address = here()
+        assert address is not None
+        with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as listening:
+            name = f"envbus-run-{os.geteuid()}-{os.getpid()}-0"
+            listening.bind(f"\0{name}")
+            listening.listen()
+            other.connect(f"\0{name}")
+            with listening.accept()[0]:
+                listening.close()
+                assert [run for run in find_runs() if run.pid == os.getpid()] == [address]
+
+
+def test_another_run_that_gets_the_id_of_one_that_hung_does_not_hang() -> None:
+    shown = [figures(actor(0, busy=True))]
+    observer = Observer(find=lambda: [RunAddress(7, "a")], ask=lambda _: shown[0])
+    observer.look()
+    shown[0] = msgspec.structs.replace(shown[0], at=110.0)
+    (seen,) = observer.look()
+    assert list(seen.stalled.values()) == [10.0]
+    shown[0] = msgspec.structs.replace(shown[0], at=120.0, began=119.0)
+    (seen,) = observer.look()
+    assert seen.stalled == {}
+
+
+def test_a_command_that_is_no_text_is_told_as_what_can_be_told() -> None:
+    source = r"""
+import os
+import envbus
+from envbus.runner.monitoring.observer import Observer
+
+with envbus.make_vec("CartPole-v1", 1, num_actors=0):
+    for ask in ({}, {"ask": lambda _: None}):
+        (seen,) = Observer(os.getpid(), **ask).look()
+        print(seen.answers, seen.figures.command.endswith(r"\udcff\x1b[31m\n"))
+"""
+    run = [sys.executable, "-c", source, b"\xff\x1b[31m\n"]
+    done = subprocess.run(run, check=True, timeout=60.0, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["True True", "False True"]
+    assert done.stderr == ""
+
+
+def test_a_version_may_be_of_numpy() -> None:
+    policy = RandomPolicy(gymnasium.spaces.Discrete(2))
+    version: Any = np.int64(3)
+    policy.policy_version = version
+    pool = envbus.ActorPool([Heavy], num_actors=1)
+    with envbus.EnvRunner(pool, policy):
+        assert part("EnvRunner").levels["version.default_policy"] == 3
 
 
 @pytest.mark.parametrize("pid", ["\N{SUPERSCRIPT TWO}", "9" * 40, "-1", ""])
