@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import re
+import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -23,8 +24,10 @@ from prometheus_client.core import (
     Metric,
 )
 
+from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.forking import disown_in_forks
+from envbus.bus.gateway.config import split_address
 from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.monitoring.listener import read_until
 from envbus.runner.monitoring.observer import ObservedRun, Observer
@@ -150,23 +153,27 @@ class MetricsServer:
     """
 
     def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise ConfigError(f"metrics are served at HOST:PORT, 127.0.0.1:9090, not {address!r}")
+        try:
+            host, port = split_address(address)
+        except ConfigError as exc:
+            raise ConfigError(f"metrics are served at HOST:PORT, 127.0.0.1:9090: {exc}") from exc
         registry = CollectorRegistry()
         self._observer = Observer(os.getpid())
         self._looking = threading.Lock()
         registry.register(self)
         self._metrics = make_wsgi_app(registry)
         try:
-            self._server = _Server((host.strip("[]"), int(port)), _Handler)
-        except OSError as exc:
+            self._server = _Server((host, port), _Handler)
+        # Of a host's name that is none Python says TypeError or UnicodeError.
+        except (OSError, TypeError, UnicodeError) as exc:
             raise ConfigError(
-                f"metrics cannot be served at {address}: {exc.strerror or exc}; name another port, "
-                "or 0 for any that is free"
+                f"metrics cannot be served at {brief(address)}: "
+                f"{getattr(exc, 'strerror', None) or exc}; name another port, or 0 for any that "
+                "is free"
             ) from exc
         self._server.set_app(self._serve)
-        self.address = "{}:{}".format(*self._server.server_address[:2])
+        host, port = self._server.server_name, self._server.server_port
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._is_copy = False
         disown_in_forks(self)
         self._thread = threading.Thread(
@@ -227,10 +234,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._room = threading.BoundedSemaphore(_MOST_REQUESTS)
         self._is_ending = False
-        super().__init__(*args)
+        super().__init__(address, handler)
 
     def shutdown(self) -> None:
         """End the loop, also while it waits for room."""

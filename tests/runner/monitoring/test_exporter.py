@@ -136,9 +136,21 @@ def test_a_port_that_is_taken_and_an_address_that_is_none_are_refused() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="name another port"):
             MetricsServer(f"127.0.0.1:{port}")
-    for address in ("9090", ":9090", "127.0.0.1:port", "127.0.0.1:99999"):
+    for address in (
+        *("9090", ":9090", "[]:9090", "::1:9090"),
+        *("127.0.0.1:port", "127.0.0.1:99999", "127.0.0.1:\N{SUPERSCRIPT TWO}"),
+    ):
         with pytest.raises(ConfigError, match="HOST:PORT"):
             MetricsServer(address)
+    for host in ("a\0b", "é..x", "\udcff"):
+        with pytest.raises(ConfigError, match="cannot be served"):
+            MetricsServer(f"{host}:0")
+
+
+def test_it_is_served_at_ipv6() -> None:
+    with MetricsServer("[::1]:0") as server:
+        assert server.address.startswith("[::1]:")
+        assert get(f"http://{server.address}/healthz") == (200, "ok\n")
 
 
 def test_clients_that_say_nothing_keep_no_other_out(
