@@ -114,6 +114,8 @@ class Frames:
         totals["memory"] = sum(one.memory for one in taken)
         median, slowest = self._quantiles(runs)
         point = [at, totals["steps"], totals["cpu"], totals["memory"], median, slowest]
+        while self.points and (self.points[-1][0] or 0.0) >= at:  # the clock was put back
+            self.points.pop()
         last = self.points[-1][0] if self.points else None
         if last is not None and at - last > _PAUSE:
             self.points.append([last + 1.0, *[None] * (len(point) - 1)])

@@ -12,7 +12,7 @@ import re
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -139,8 +139,9 @@ class MetricsServer:
         with MetricsServer("127.0.0.1:9090"):
             train()
 
-    `/healthz` answers while this process lives; `/readyz` says 503 while a process of it is not
-    ready. All is read when it is asked for, by threads of the server.
+    `/healthz` answers while this process lives; `/readyz` says 503 while nothing has started in
+    it yet, or a process of it is not ready. All is read when it is asked for, by threads of the
+    server.
 
     Args:
         address: "HOST:PORT"; port 0 is any that is free.
@@ -221,7 +222,7 @@ class MetricsServer:
         if path == "/healthz":
             status, text = "200 OK", "ok\n"
         elif path == "/readyz":
-            missing = [f"{name} is {state}" for name, state in _unready(self._look())]
+            missing = list(_unready(self._look()))
             status = "503 Service Unavailable" if missing else "200 OK"
             text = "\n".join(missing or ["ready"]) + "\n"
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
@@ -300,9 +301,13 @@ def _name_of(key: str) -> tuple[str, str]:
     return f"envbus_{plain}", of
 
 
-def _unready(runs: Iterable[ObservedRun]) -> Iterator[tuple[str, str]]:
+def _unready(runs: Sequence[ObservedRun]) -> Iterator[str]:
+    if not any(run.figures.parts for run in runs):  # they are shown when they have started
+        yield "nothing works here yet, or it is not shown"
     for run in runs:
+        if not run.answers:
+            yield f"process {run.figures.pid} does not answer"
         for part in run.figures.parts:
             for process in part.processes:
                 if process.state != "ready":
-                    yield f"{part.name} {process.name}", process.state
+                    yield f"{part.name} {process.name} is {process.state}"

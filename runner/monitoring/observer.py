@@ -151,7 +151,7 @@ class Observer:
             self._busy_since.pop(key, None)
             return 0.0
         since, steps = self._busy_since.get(key, (run.at, process.env_steps))
-        if steps != process.env_steps:
+        if steps != process.env_steps or run.at < since:  # or the clock was put back
             since = run.at
         self._busy_since[key] = since, process.env_steps
         return run.at - since

@@ -489,8 +489,8 @@ function draw() {
 
 function take(frame) {
   newest = frame
-  const last = points[points.length - 1]
-  if (!last || frame.at > last[0]) points.push(frame.point)
+  while (points.length && points[points.length - 1][0] >= frame.at) points.pop() // its clock was put back
+  points.push(frame.point)
   if (points.length > SECONDS) points.shift()
   // A page that is not seen draws nothing; one that is slow draws the newest.
   if (!dueFrame && !document.hidden) {

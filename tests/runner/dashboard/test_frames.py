@@ -92,6 +92,13 @@ def test_plots_show_ten_minutes_and_a_gap_where_nobody_has_looked() -> None:
     ]
 
 
+def test_plots_go_on_when_the_clock_was_put_back() -> None:
+    frames = Frames()
+    for at in (100.0, 101.0, 102.0, 101.5, 102.5, 102.5):
+        frames.make([], at)
+    assert [point[0] for point in frames.points] == [100.0, 101.0, 101.5, 102.5]
+
+
 def test_details_of_a_process_have_its_faults_only_and_those_of_a_part_its_counts() -> None:
     faults = [crash(1.0), crash(2.0, process="actor-1"), fault_figures(3.0, "error", "actor-1", "")]
     run = observed(

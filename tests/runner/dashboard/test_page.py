@@ -229,6 +229,20 @@ def test_of_a_thousand_actors_only_those_that_are_seen_are_in_the_page(
         assert page.errors() == []
 
 
+def test_plots_go_on_when_the_clock_was_put_back(
+    open_page: Callable[[DashboardServer], Page],
+) -> None:
+    with serving(lambda: [observed(part_of(1))]) as server, open_page(server) as page:
+        page.evaluate(
+            "(() => { const at = newest.at + 3600;"
+            " take({...newest, at, point: [at, 0, 0, 0, null, null]}) })()"
+        )
+        wait_until(
+            lambda: page.evaluate("points[points.length - 1][0] < Date.now() / 1e3 + 60"),
+            "the hour that has not come yet is gone",
+        )
+
+
 def in_sight(page: Page) -> bool:
     """Return whether rows cover all of the table that is seen."""
     return bool(

@@ -7,6 +7,8 @@ import http.client
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -129,6 +131,32 @@ def test_it_is_ready_when_all_processes_are(served: tuple[envbus.BusVectorEnv, s
             assert (status, "actor-0 is " in text) in ((503, True), (200, False))
     wait_until(lambda: envs.step(np.zeros(4, int)) and get(f"{url}/readyz")[0] == 200, "it is back")
     assert get(f"{url}/")[0] == 404
+
+
+def test_it_is_not_ready_before_anything_has_started() -> None:
+    source = """
+import urllib.error
+import urllib.request
+
+import envbus
+from envbus.runner.monitoring.exporter import MetricsServer
+
+def look(server):
+    try:
+        with urllib.request.urlopen(f"http://{server.address}/readyz") as answer:
+            print(answer.status)
+    except urllib.error.HTTPError as error:
+        print(error.code, error.read().decode().strip())
+        error.close()
+
+with MetricsServer("127.0.0.1:0") as server:
+    look(server)
+    with envbus.make_vec("CartPole-v1", 1, num_actors=0):
+        look(server)
+"""
+    run = [sys.executable, "-c", source]
+    done = subprocess.run(run, check=True, timeout=60.0, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["503 nothing works here yet, or it is not shown", "200"]
 
 
 def test_a_port_that_is_taken_and_an_address_that_is_none_are_refused() -> None:

@@ -392,6 +392,15 @@ def test_another_run_that_gets_the_id_of_one_that_hung_does_not_hang() -> None:
     assert seen.stalled == {}
 
 
+def test_who_hangs_is_seen_also_when_the_clock_was_put_back() -> None:
+    shown = [figures(actor(0, busy=True))]
+    observer = Observer(find=lambda: [RunAddress(7, "a")], ask=lambda _: shown[0])
+    for at in (100.0, 95.0, 97.0):
+        shown[0] = msgspec.structs.replace(shown[0], at=at)
+        (seen,) = observer.look()
+    assert list(seen.stalled.values()) == [2.0]
+
+
 def test_a_command_that_is_no_text_is_told_as_what_can_be_told() -> None:
     source = r"""
 import os
