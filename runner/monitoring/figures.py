@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from envbus.bus.brief import printable
-from envbus.runner.data.latency import BUCKETS
+from envbus.runner.batches.latency import BUCKETS
 
 __all__ = [
     "MOST_FAULTS",
