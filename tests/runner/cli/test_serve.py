@@ -55,7 +55,7 @@ def test_a_port_for_figures_that_is_taken_is_told_and_nothing_is_served(
         assert main(["serve", "--seconds", "0", "--metrics", place]) == 2
         assert main(["run", "CartPole-v1", "--steps", "8", "--metrics", place]) == 2
     captured = capsys.readouterr()
-    assert captured.err.count(f"metrics cannot be served at {place}") == 2
+    assert captured.err.count(f"metrics cannot be served at {place!r}") == 2
     assert captured.out == ""
 
 
