@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from envbus.bus.process.forkserver import StderrRelay
+from envbus.bus.process.stderr import StderrRelay
 from tests.descriptors import open_descriptors
 
 pytestmark = pytest.mark.timeout(60)
