@@ -7,11 +7,16 @@ Leaves out how it is mapped (`arena.py`) and how it travels (`process/pipe.py`,
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
+from typing import Final
 
 from envbus.bus.errors import TransportError
 
-__all__ = ["content_of", "create_memfd", "file_of"]
+__all__ = ["FOUND_BY_LABEL", "content_of", "create_memfd", "file_of", "open_labelled"]
+
+#: Whether other processes find such a file by its label: `open_labelled`.
+FOUND_BY_LABEL: Final = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
 
 
 def create_memfd(label: str) -> int:
@@ -37,6 +42,26 @@ def create_memfd(label: str) -> int:
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108 (never gets a name)
     with tempfile.TemporaryFile(buffering=0, dir=folder) as file:
         return os.dup(file.fileno())
+
+
+def open_labelled(path: str, label: str, flags: int) -> int:
+    """Open a file that another process has made by `create_memfd`, and return its descriptor.
+
+    Args:
+        path: One of that process' descriptors: `/proc/<pid>/fd/<number>`.
+        label: What the file's label must begin with.
+        flags: Of `os.open`.
+
+    Raises:
+        OSError: It is another file, or the process is gone or of another user.
+    """
+    if not os.readlink(path).startswith(f"/memfd:{label}"):  # to open others may block
+        raise FileNotFoundError(path)
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # another one may stand there by now
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(path)
+    return fd
 
 
 def file_of(data: bytes | bytearray | memoryview, label: str) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "kill_marked",
     "orphans",
     "outlive_parent",
+    "parent_of",
     "process_state",
     "wait_until_gone",
 ]
@@ -124,6 +125,11 @@ def process_state(pid: int) -> str:
     """Return the kernel's letter for what a process is doing; empty if it is gone or unknown."""
     fields = _stat_fields(pid) if _LINUX else []
     return fields[0].decode() if fields else ""
+
+
+def parent_of(pid: int) -> int:
+    """Return the process id of a process' parent; 0 if the process is gone or that is unknown."""
+    return _stat(pid)[0]
 
 
 def _prctl(option: int, value: int) -> bool:

@@ -1,4 +1,4 @@
-"""How a child ended, what it died of as far as numbers and last words tell, and where one hangs.
+"""How a child ended and what it died of, as far as can be told; what one says, and hangs at.
 
 Pure: no file, clock or process in this file. Where the numbers come from: `memory/usage.py`,
 `forkserver.py`; who is asked for stacks: `stacks.py`.
@@ -14,7 +14,17 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ExitStatus", "KillExplainer", "innermost_line", "is_complete", "last_words", "tidy"]
+from envbus.bus.brief import printable
+
+__all__ = [
+    "ExitStatus",
+    "KillExplainer",
+    "innermost_line",
+    "is_complete",
+    "last_words",
+    "readable",
+    "tidy",
+]
 
 #: Seconds for which a rise of the kernel's counter explains a SIGKILL. The kernel counts before
 #: the process, which may have gigabytes to give back, is gone.
@@ -130,6 +140,22 @@ def last_words(tail: bytes) -> str:
     lines = _lines(before)[-_LINES_BEFORE:] + tidy(fatal + dump)
     shown = "\n".join(line[:_LONGEST_LINE] for line in lines[:_LAST_LINES])
     return shown if len(shown) <= _LAST_CHARACTERS else f"{shown[:_LAST_CHARACTERS]} ..."
+
+
+def readable(tail: bytes, *, is_cut: bool) -> str:
+    """Return the end of a stream as lines that any terminal and page may be shown.
+
+    Without terminal colours, empty lines and what a carriage return has overwritten; all other
+    control characters stand there as escapes.
+
+    Args:
+        tail: What the stream ends with.
+        is_cut: Whether something stood before it: then it is shown from the next line on, if any.
+    """
+    text = _ESCAPES.sub("", tail.decode("utf-8", "replace"))
+    if is_cut:
+        text = text.partition("\n")[2] or text
+    return "\n".join(printable(line.expandtabs()) for line in _lines(text))
 
 
 def _lines(text: str) -> list[str]:

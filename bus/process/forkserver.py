@@ -60,7 +60,7 @@ from envbus.bus.process.descendants import (
 )
 from envbus.bus.process.exit_report import KillExplainer
 from envbus.bus.process.stacks import STACK_SIGNAL
-from envbus.bus.process.stderr import StderrRelay
+from envbus.bus.process.stderr import StderrRelay, StderrTails
 from envbus.bus.process.threads import granted_threads
 
 __all__ = [
@@ -183,6 +183,8 @@ class ForkServer:
         self._dying: list[_Child] = []
         #: Children's streams, until all is passed on.
         self._relays: list[StderrRelay] = []
+        #: What other processes may see of those.
+        self._tails = StderrTails()
         self._kills = KillExplainer(oom_kills, memory_limit)
         self._started = 0
         self._stopping = False
@@ -365,6 +367,7 @@ class ForkServer:
                 os.close(stderr_fd)
                 become_child(start, place, interpreter_command("child"))
         relay.close_child_fd()
+        relay.show_as(pid, self._tails)
         self._relays.append(relay)
         child = _Child(process_group, start.number, pid, mark.encode(), relay)
         process_group.children[start.number] = child
@@ -479,6 +482,7 @@ class ForkServer:
         self._wakeup_out.close()
         for relay in self._relays:
             relay.close()
+        self._tails.close()
         for process_group in self._process_groups:
             process_group.control.close(hang_up=False)
             process_group.events.close(hang_up=False)

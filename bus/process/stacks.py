@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from envbus.bus.memory.memfd import create_memfd
+from envbus.bus.memory.memfd import FOUND_BY_LABEL, create_memfd, open_labelled
 from envbus.bus.process.descendants import process_state
 from envbus.bus.process.exit_report import is_complete, tidy
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 #: Whether a process that reads stacks need not keep the file open: see `StackFile.leave_to`.
-LEFT_TO_WRITERS: Final = hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd")
+LEFT_TO_WRITERS: Final = FOUND_BY_LABEL
 
 #: The signal, SIGRTMIN + 11 on Linux. Programs use SIGUSR1 and SIGUSR2 for themselves, the C
 #: library and language runtimes the first few and the last few of the real-time signals.
@@ -85,7 +85,8 @@ class StackFile:
             if _catches_the_signal(pid):
                 for number in os.listdir(f"/proc/{pid}/fd"):
                     with contextlib.suppress(OSError):
-                        return cls(_open(f"/proc/{pid}/fd/{number}"))
+                        path = f"/proc/{pid}/fd/{number}"
+                        return cls(open_labelled(path, _LABEL, os.O_RDWR))
         return None
 
     def leave_to(self, pid: int) -> None:
@@ -130,22 +131,11 @@ class StackFile:
         Raises:
             OSError: It is another one, or its process is gone or of another user.
         """
-        fd = _open(path)
+        fd = open_labelled(path, _LABEL, os.O_RDWR)
         if os.fstat(fd).st_ino != self._inode:  # of another process that has got the same id
             os.close(fd)
             raise FileNotFoundError(path)
         return fd
-
-
-def _open(path: str) -> int:
-    """Open a file of stacks by a process' descriptor.
-
-    Raises:
-        OSError: It is another file, or the process is gone or of another user.
-    """
-    if not os.readlink(path).startswith(f"/memfd:{_LABEL}"):  # to open others may block
-        raise FileNotFoundError(path)
-    return os.open(path, os.O_RDWR)
 
 
 def _catches_the_signal(pid: int) -> bool:

@@ -78,6 +78,12 @@ def exit_with_many_words(pipe: Pipe) -> None:
     sys.exit(code)
 
 
+def write_as_told(pipe: Pipe) -> None:
+    """Write to stderr what the driver sends, until that leaves."""
+    while text := pipe.receive_bytes(1, 600.0):
+        os.write(2, text)
+
+
 def exit_hard(pipe: Pipe) -> None:
     pipe.send_bytes(1, b"up")
     os._exit(9)

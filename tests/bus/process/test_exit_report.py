@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from envbus.bus.process.exit_report import (
     ExitStatus,
@@ -8,6 +10,7 @@ from envbus.bus.process.exit_report import (
     innermost_line,
     is_complete,
     last_words,
+    readable,
     tidy,
 )
 
@@ -195,3 +198,44 @@ def test_a_text_without_stacks_has_no_innermost_line() -> None:
 )
 def test_an_exit_status_has_words(status: ExitStatus, words: str) -> None:
     assert status.describe() == words
+
+
+# --- the end of a stream --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [
+        (b"", ""),
+        (b"one\n\n two\t2\n", "one\n two    2"),
+        (b"10%\r50%\r100%\r\ndone\r\n", "100%\ndone"),
+        (b"\x1b[1;31mred\x1b[0m \x1b[2Kgone", "red gone"),
+        (
+            b"\x1b]0;title\x07 \x9b31m \x00\x7f",
+            "\\x1b]0;title\\x07 \N{REPLACEMENT CHARACTER}31m \\x00\\x7f",
+        ),
+        ("\u202egnp.exe \x9b31m \u2028 \xe9".encode(), "\\u202egnp.exe \\x9b31m \\u2028 \xe9"),
+        (b"<b>\xff[red]", "<b>\N{REPLACEMENT CHARACTER}[red]"),
+    ],
+)
+def test_a_stream_is_shown_without_what_a_terminal_would_obey(tail: bytes, shown: str) -> None:
+    assert readable(tail, is_cut=False) == shown
+
+
+@pytest.mark.parametrize(
+    ("tail", "shown"),
+    [
+        (b"f a line\nwhole\n", "whole"),
+        (b"one line without an end", "one line without an end"),
+        (b"one line\n", "one line"),
+        (b"\xa4\nwhole", "whole"),
+    ],
+)
+def test_a_stream_that_is_cut_is_shown_from_a_lines_beginning(tail: bytes, shown: str) -> None:
+    assert readable(tail, is_cut=True) == shown
+
+
+@given(st.binary(), st.booleans())
+def test_of_any_bytes_only_lines_that_can_be_printed_are_shown(tail: bytes, is_cut: bool) -> None:
+    lines = readable(tail, is_cut=is_cut).split("\n")
+    assert all(line.isprintable() for line in lines)

@@ -1,18 +1,23 @@
-"""Pipes within this process; no child."""
+"""Pipes within this process, and files of tails; children only sleep."""
 
 from __future__ import annotations
 
 import os
 import resource
 import select
+import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from envbus.bus.process.stderr import StderrRelay
-from tests.descriptors import open_descriptors
+from envbus.bus.memory.memfd import FOUND_BY_LABEL, create_memfd
+from envbus.bus.process.stderr import TAIL_BYTES, StderrRelay, StderrTails, read_tail
+from tests.descriptors import no_more_files, open_descriptors
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -163,3 +168,161 @@ def test_a_log_without_room_is_written_to_again_once_there_is(tmp_path: Path) ->
         relay.close()
     assert (tmp_path / "log").read_bytes() == b"a warning\n"
     assert bytes(relay.tail) == b"lost\na warning\n"
+
+
+# --- what others may see of it ------------------------------------------------------------------
+
+of_linux = pytest.mark.skipif(not FOUND_BY_LABEL, reason="no memfd or no /proc here")
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[int]:
+    """A process whose parent is this one, which keeps its tail as a fork server does."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.fixture
+def tails() -> Iterator[StderrTails]:
+    tails = StderrTails()
+    yield tails
+    tails.close()
+    tails.close()
+
+
+def content(tails: StderrTails) -> bytes:
+    return os.pread(tails._fd, 2**20, 0)
+
+
+@of_linux
+def test_others_see_the_end_of_what_was_taken_in_until_the_child_has_ended(
+    scene: Scene, tails: StderrTails, child: int
+) -> None:
+    scene.relay.show_as(child, tails)
+    scene.relay.pump()
+    assert (read_tail(child), content(tails)) == (b"", b""), "a silent child takes no memory"
+    os.write(scene.relay.child_fd, b"one\n")
+    assert read_tail(child) == b""
+    scene.relay.pump()
+    assert read_tail(child) == b"one\n"
+    for number in range(3):
+        os.write(scene.relay.child_fd, b"%05d\n" % number * 3000)
+        scene.relay.pump()
+        scene.read()
+    tail = read_tail(child)
+    assert tail == bytes(scene.relay.tail)
+    assert len(tail) == TAIL_BYTES
+    assert tail.endswith(b"00002\n00002\n")
+    scene.relay.close_child_fd()
+    scene.relay.pump()
+    assert read_tail(child) == tail, "a child that has closed its stderr has still written it"
+    scene.relay.finish()
+    assert read_tail(child) == b""
+
+
+@of_linux
+def test_what_a_child_writes_at_its_end_takes_no_slot(
+    scene: Scene, tails: StderrTails, child: int
+) -> None:
+    scene.relay.show_as(child, tails)
+    os.write(scene.relay.child_fd, b"last words\n")
+    scene.relay.finish()
+    assert content(tails) == b""
+
+
+@of_linux
+@given(steps=st.lists(st.tuples(st.integers(0, 4), st.binary(max_size=40)), max_size=30))
+def test_each_child_has_a_slot_of_its_own_and_those_of_ended_ones_are_used_again(
+    child: int, steps: list[tuple[int, bytes]]
+) -> None:
+    tails = StderrTails()
+    slots: dict[int, int] = {}
+    texts: dict[int, bytes] = {}
+    most = 0
+    # Others than 0 are no children: what they write must not be seen.
+    pids = [child, *range(10**9, 10**9 + 4)]
+    try:
+        for who, text in steps:
+            if not text and who in slots:
+                tails.free_slot(slots.pop(who))
+                del texts[who]
+                continue
+            if who not in slots:
+                slots[who] = tails.take_slot()
+            tails.write(slots[who], pids[who], text)
+            texts[who] = text
+            most = max(most, len(slots))
+            assert len(set(slots.values())) == len(slots)
+            assert max(slots.values()) < most
+            assert read_tail(child) == texts.get(0, b"")
+    finally:
+        tails.close()
+
+
+@of_linux
+@given(
+    data=st.binary(max_size=60), place=st.integers(0, 3), size=st.sampled_from([0, 2**16, 2**40])
+)
+def test_whatever_stands_in_the_file_no_more_than_a_tail_is_read(
+    child: int, data: bytes, place: int, size: int
+) -> None:
+    fd = create_memfd("envbus-stderr")
+    try:
+        os.pwrite(fd, data, place * (8 + TAIL_BYTES))
+        os.pwrite(fd, struct.pack("=II", child, 2**32 - 1) + data, 0)
+        if size:
+            os.ftruncate(fd, size)
+        tail = read_tail(child)
+        assert tail is not None
+        assert tail.startswith(data)
+        assert len(tail) <= TAIL_BYTES
+        os.pwrite(fd, data.ljust(8, b"\0"), 0)  # and without that process, or a part of it
+        os.ftruncate(fd, size or len(data))
+        tail = read_tail(child)
+        assert tail is not None
+        assert len(tail) <= TAIL_BYTES
+    finally:
+        os.close(fd)
+
+
+@of_linux
+def test_of_other_processes_nothing_is_read(child: int) -> None:
+    assert read_tail(child) is None, "its parent keeps no such file"
+    tails = StderrTails()
+    try:
+        assert read_tail(child) == b""
+        for pid in (os.getpid(), os.getppid(), 1, 0, -1, 2**22 + 1, 2**70):
+            assert read_tail(pid) is None
+    finally:
+        tails.close()
+    fd = create_memfd("envbus-other")
+    assert read_tail(child) is None
+    os.close(fd)
+
+
+@of_linux
+def test_where_there_is_no_room_for_the_file_nothing_is_kept(scene: Scene, child: int) -> None:
+    with no_more_files():
+        tails = StderrTails()
+    scene.relay.show_as(child, tails)
+    os.write(scene.relay.child_fd, b"words\n")
+    scene.relay.pump()
+    assert scene.read() == b"words\n"
+    assert read_tail(child) is None
+
+
+@of_linux
+def test_a_file_that_may_not_grow_disturbs_nobody(
+    scene: Scene, tails: StderrTails, child: int
+) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    scene.relay.show_as(child, tails)
+    os.write(scene.relay.child_fd, b"words\n")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        scene.relay.pump()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert scene.read() == b"words\n"
+    assert read_tail(child) == b""

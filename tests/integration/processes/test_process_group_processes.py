@@ -18,9 +18,11 @@ import psutil
 import pytest
 
 from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, StartError
+from envbus.bus.memory.memfd import FOUND_BY_LABEL
 from envbus.bus.process import process_group as process_group_module
 from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.process_group import Child, ProcessGroup
+from envbus.bus.process.stderr import read_tail
 from tests.descriptors import no_more_files
 from tests.integration.group_children import PATIENCE, is_alive, wait_until
 
@@ -240,6 +242,53 @@ def test_what_is_printed_is_flushed_and_exit_handlers_run(
     assert capfd.readouterr().out == (
         "printed by the entry;printed by a thread\nprinted by an exit handler"
     )
+
+
+@METHODS
+@pytest.mark.skipif(not FOUND_BY_LABEL, reason="no memfd or no /proc here")
+def test_what_a_running_child_wrote_to_stderr_is_seen_by_whoever_may(
+    process_group: ProcessGroup, method: str
+) -> None:
+    children = [start(process_group, "write_as_told", method) for _ in range(3)]
+    assert [read_tail(child.pid) for child in children] == [b""] * 3
+    for number, child in enumerate(children):
+        child.pipe.send_bytes(1, b"from child %d\n" % number)
+    for number, child in enumerate(children):
+        said = b"from child %d\n" % number
+        wait_until(lambda child=child, said=said: read_tail(child.pid) == said, "it is seen")
+    gone = children.pop(1)
+    gone.pipe.send_bytes(1, b"")
+    assert next_exits(process_group) == [(gone, ExitStatus(code=0, stderr="from child 1"))]
+    assert read_tail(gone.pid) is None
+    child = start(process_group, "write_as_told", method)
+    assert read_tail(child.pid) == b""
+    child.pipe.send_bytes(1, b"new\n")
+    wait_until(lambda: read_tail(child.pid) == b"new\n", "the new one is seen")
+    server = server_of(child).pid
+    assert len(tail_files(server)) == 1, "one file for all of them"
+    assert os.stat(tail_files(server)[0]).st_size < 4 * 16 * 1024, "the free slot is used again"
+    assert [path for one in [*children, child] for path in tail_files(one.pid)] == []
+
+
+def tail_files(pid: int) -> list[str]:
+    """Return the descriptors of a process at which tails are kept."""
+    found = [f"/proc/{pid}/fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]
+    return [path for path in found if "envbus-stderr" in os.readlink(path)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FOUND_BY_LABEL, reason="no memfd or no /proc here")
+def test_of_three_hundred_children_each_has_a_tail_of_its_own(
+    process_group: ProcessGroup,
+) -> None:
+    children = [start(process_group, "write_as_told") for _ in range(300)]
+    for child in children:
+        child.pipe.send_bytes(1, b"%d\n" % child.pid * 4000)
+    for child in children:
+        wait_until(
+            lambda child=child: read_tail(child.pid) == (b"%d\n" % child.pid * 4000)[-16384:],
+            "its own is seen",
+        )
 
 
 @METHODS
