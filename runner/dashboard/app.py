@@ -33,6 +33,7 @@ from envbus.runner.monitoring.runs import (
     ask_episodes,
     ask_picture,
     find_runs,
+    log_of,
     stacks_of,
 )
 
@@ -72,6 +73,7 @@ def make_app(access: Access, watch: Watch, *, tls: bool = False) -> ASGIApp:
             Route("/events", routes.events),
             Route("/details", routes.details),
             Route("/stacks", routes.stacks, methods=["POST"]),
+            Route("/log", routes.log),
             Route("/picture", routes.picture),
             Route("/episodes", routes.episodes),
         ]
@@ -143,13 +145,10 @@ class _Routes:
         return _json(details_of(*self._found(request)))
 
     async def stacks(self, request: Request) -> Response:
-        *_, process = self._found(request)
-        if process is None or process.pid is None:
-            raise HTTPException(404, "it is no process of its own here")
-        try:
-            return PlainTextResponse(await run_in_threadpool(stacks_of, process.pid))
-        except EnvbusError as exc:
-            raise HTTPException(404, str(exc)) from exc
+        return await self._ask_of_process(request, stacks_of)
+
+    async def log(self, request: Request) -> Response:
+        return await self._ask_of_process(request, log_of)
 
     async def picture(self, request: Request) -> Response:
         run, part, _ = self._found(request)
@@ -164,6 +163,15 @@ class _Routes:
         run, part, _ = self._found(request)
         found = await run_in_threadpool(_ask_episodes, run.figures.pid, part.name)
         return _json([list(msgspec.structs.astuple(episode)) for episode in found])
+
+    async def _ask_of_process(self, request: Request, ask: Callable[[int], str]) -> Response:
+        *_, process = self._found(request)
+        if process is None or process.pid is None:
+            raise HTTPException(404, "it is no process of its own here")
+        try:
+            return PlainTextResponse(await run_in_threadpool(ask, process.pid))
+        except EnvbusError as exc:
+            raise HTTPException(404, str(exc)) from exc
 
     def _found(self, request: Request) -> tuple[ObservedRun, PartFigures, ProcessFigures | None]:
         query = request.query_params

@@ -17,8 +17,11 @@ import msgspec
 import psutil
 
 from envbus.bus.errors import EnvbusError
+from envbus.bus.memory.memfd import FOUND_BY_LABEL
 from envbus.bus.process.descendants import process_state
+from envbus.bus.process.exit_report import readable
 from envbus.bus.process.stacks import STACK_SIGNAL, StackFile, describe_stacks
+from envbus.bus.process.stderr import TAIL_BYTES, read_tail
 from envbus.bus.transport.unix_sockets import owner_of
 from envbus.runner.monitoring.figures import (
     EpisodeFigures,
@@ -37,6 +40,7 @@ __all__ = [
     "ask_picture",
     "find_runs",
     "kill_process",
+    "log_of",
     "restart_process",
     "stacks_of",
 ]
@@ -254,6 +258,35 @@ def stacks_of(pid: int, timeout: float = _STACKS_TIMEOUT) -> str:
             return describe_stacks([(pid, file)], patience)[0]
     finally:
         os.close(process)
+
+
+def log_of(pid: int) -> str:
+    """Return the end of what a process that a run has started wrote to stderr.
+
+    Needs no help of that run, which may hang itself.
+
+    Args:
+        pid: Its process id.
+
+    Returns:
+        As text, without anything that a terminal would obey; or that there is nothing.
+
+    Raises:
+        EnvbusError: It is no such process, another user's, or gone.
+    """
+    tail = read_tail(pid)
+    if tail is None:
+        why = (
+            "no actor, runner or policy worker of this user has this id"
+            if FOUND_BY_LABEL
+            else "it is kept where others can read it on Linux only"
+        )
+        raise EnvbusError(
+            f"what process {pid} wrote to stderr cannot be shown: {why}; look at the terminal or "
+            "log of its program"
+        )
+    shown = readable(tail, is_cut=len(tail) == TAIL_BYTES)
+    return shown or f"process {pid} has written nothing to stderr"
 
 
 def _user_of(address: RunAddress) -> int:

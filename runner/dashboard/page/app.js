@@ -333,6 +333,17 @@ async function refreshEpisodes(asked) {
   tellEpisode()
 }
 
+// The end of what the process wrote to stderr; told at each frame while it is open.
+async function refreshLog(asked) {
+  const told = await fetch(`/log?${query()}`).then(reply => reply.text())
+  if (panel !== asked) return
+  const text = element("panel-log-text")
+  const isAtEnd = text.scrollTop + text.clientHeight >= text.scrollHeight - 4
+  write(text, told)
+  // Who has scrolled up reads.
+  if (isAtEnd) text.scrollTop = text.scrollHeight
+}
+
 function query(more) {
   return new URLSearchParams({ run: panel.run, part: panel.part, process: panel.process, ...more }).toString()
 }
@@ -361,6 +372,8 @@ function open(run, part, process) {
   episodes.show([])
   episodes.chosen = ""
   element("panel-episodes").hidden = true
+  element("panel-log").hidden = !process
+  write(element("panel-log-text"), "")
   refresh()
 }
 
@@ -419,6 +432,7 @@ async function refresh() {
     const body = reply.ok ? drawDetails(await reply.json()) : [make("p", await reply.text())]
     if (panel === asked) element("panel-body").replaceChildren(...body)
     if (panel === asked && isBridge) await refreshEpisodes(asked)
+    if (panel === asked && asked.process && element("panel-log").open) await refreshLog(asked)
   } catch {
     // The dashboard has ended, which the page says above.
   } finally {
@@ -453,6 +467,7 @@ function drawDetails(told) {
   return nodes
 }
 
+element("panel-log").addEventListener("toggle", refresh)
 element("panel-close").addEventListener("click", close)
 document.addEventListener("keydown", event => { if (event.key === "Escape" && panel) close() })
 

@@ -32,7 +32,7 @@ from tests.runner.dashboard.looks import (
 from tests.waiting import PATIENCE, wait_until
 
 PATHS = (
-    *("/", "/events", "/details", "/stacks", "/nothing"),
+    *("/", "/events", "/details", "/stacks", "/log", "/nothing"),
     *("/static/app.js", "/static/style.css", "/static/uPlot.min.js"),
 )
 
@@ -141,6 +141,15 @@ def details(server: DashboardServer, **query: object) -> Answer:
     return get(server, f"/details?{asked}", Cookie=cookie_of(server))
 
 
+def test_of_a_process_that_is_gone_it_is_told_why_there_is_no_log(server: DashboardServer) -> None:
+    with looking(server) as answer:
+        next_event(answer)
+        next_event(answer)
+    gone = get(server, "/log?run=7&part=BusVectorEnv-1&process=actor-1", Cookie=cookie_of(server))
+    assert gone.status == 404
+    assert b"process 1001 wrote" in gone.body
+
+
 def test_details_are_those_of_the_last_look(server: DashboardServer) -> None:
     with looking(server) as answer:
         next_event(answer)
@@ -190,7 +199,7 @@ def test_a_browser_that_does_not_read_keeps_nobody_waiting() -> None:
         assert [name for name, _ in frames] == ["points", "frame", "frame"]
 
 
-def test_the_stacks_of_an_actor_are_told_and_of_no_other_process() -> None:
+def test_stacks_and_log_of_an_actor_are_told_and_of_no_other_process() -> None:
     with (
         envbus.make_vec("CartPole-v1", 2, num_actors=1) as envs,
         serving() as server,
@@ -209,6 +218,13 @@ def test_the_stacks_of_an_actor_are_told_and_of_no_other_process() -> None:
         stacks = get(server, f"{path}&process=actor-0", method="POST", Cookie=cookie)
         assert b"File " in stacks.body
         assert get(server, path, method="POST", Cookie=cookie).status == 404
+        path = path.replace("/stacks", "/log")
+        log = get(server, f"{path}&process=actor-0", Cookie=cookie)
+        assert log.headers["content-type"] == "text/plain; charset=utf-8"
+        assert log.body.decode() == (
+            f"process {envs.actor_pids()[0]} has written nothing to stderr"
+        )
+        assert get(server, path, Cookie=cookie).status == 404
 
 
 def number_of(server: DashboardServer, cookie: str) -> int:

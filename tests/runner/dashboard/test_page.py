@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -108,11 +109,7 @@ def test_an_actor_that_is_clicked_shows_its_figures_its_faults_and_its_stacks(
 ) -> None:
     with stepping() as envs, serving() as server, open_page(server) as page:
         pid = str(envs.actor_pids()[1])
-        wait_until(lambda: pid in text_of(page, "#processes"), "its actors are shown")
-        page.evaluate(
-            "[...document.querySelectorAll('#processes .row')]"
-            f".find(row => row.innerText.includes('{pid}')).click()"
-        )
+        choose(page, int(pid))
         wait_until(lambda: pid in text_of(page, "#panel-body"), "its figures are shown")
         page.evaluate("document.querySelector('#panel-actions button').click()")
         wait_until(lambda: "Current thread" in text_of(page, "#panel-text"), "its stacks are shown")
@@ -120,6 +117,69 @@ def test_an_actor_that_is_clicked_shows_its_figures_its_faults_and_its_stacks(
         page.evaluate("document.querySelector('#parts .row').click()")
         wait_until(lambda: "env_steps" in text_of(page, "#panel-body"), "the part's counts are")
         assert page.errors() == []
+
+
+class Talkative(gymnasium.Env[Any, Any]):
+    """Writes to stderr what it does, and what a page must not take for HTML."""
+
+    observation_space = action_space = Discrete(2)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        sys.stderr.write(f"{NASTY}\x1b[31m\x1b]0;title\x07 reset\n")
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        sys.stderr.write(f"step {self.count}\n")
+        return 0, 0.0, False, False, {}
+
+
+def test_the_log_of_an_actor_is_shown_and_goes_on_while_it_is_open(
+    open_page: Callable[[DashboardServer], Page],
+) -> None:
+    with envbus.make_vec(Talkative, 2, num_actors=2, restart=True) as envs, serving() as server:
+        envs.reset()
+        with open_page(server) as page:
+            choose(page, envs.actor_pids()[1])
+            assert text_of(page, "#panel-log-text") == ""
+            page.evaluate("document.querySelector('#panel-log summary').click()")
+            wait_until(lambda: NASTY in text_of(page, "#panel-log-text"), "its log is shown")
+            assert r"\x1b]0;title\x07 reset" in text_of(page, "#panel-log-text")
+            assert "step" not in text_of(page, "#panel-log-text")
+            for _ in range(100):
+                envs.step(np.zeros(2, np.int64))
+            wait_until(lambda: "step 100" in text_of(page, "#panel-log-text"), "and goes on")
+            text = "element('panel-log-text')"
+            at_end = f"{text}.scrollTop + {text}.clientHeight >= {text}.scrollHeight - 4"
+            assert page.evaluate(f"{text}.scrollTop > 0 && {at_end}")
+            page.evaluate(f"{text}.scrollTop = 0")
+            envs.step(np.zeros(2, np.int64))
+            wait_until(lambda: "step 101" in text_of(page, "#panel-log-text"), "and goes on")
+            assert page.evaluate(f"{text}.scrollTop") == 0, "who has scrolled up may read"
+            os.kill(envs.actor_pids()[1], signal.SIGKILL)
+            for _ in range(2):
+                envs.step(np.zeros(2, np.int64))
+            wait_until(
+                lambda: "step 1" not in text_of(page, "#panel-log-text"), "its new life is shown"
+            )
+            wait_until(lambda: "reset" in text_of(page, "#panel-log-text"), "with what it says")
+            page.evaluate("document.querySelector('#parts .row').click()")
+            assert page.evaluate("element('panel-log').hidden")
+            assert page.evaluate("document.querySelectorAll('img[src=x], [onerror]').length") == 0
+            assert page.evaluate("document.title") == "envbus"
+            assert page.errors() == []
+
+
+def choose(page: Page, pid: int) -> None:
+    """Click a process."""
+    wait_until(lambda: str(pid) in text_of(page, "#processes"), "its actors are shown")
+    page.evaluate(
+        "[...document.querySelectorAll('#processes .row')]"
+        f".find(row => row.innerText.includes('{pid}')).click()"
+    )
 
 
 def test_an_episode_that_is_clicked_shows_its_verbs(
@@ -185,11 +245,7 @@ def test_the_last_observation_of_an_env_is_shown(
         envs.reset(seed=0)
         pid = envs.actor_pids()[1]
         with open_page(server) as page:
-            wait_until(lambda: str(pid) in text_of(page, "#processes"), "its actors are shown")
-            page.evaluate(
-                "[...document.querySelectorAll('#processes .row')]"
-                f".find(row => row.innerText.includes('{pid}')).click()"
-            )
+            choose(page, pid)
             page.evaluate("document.querySelectorAll('#panel-actions button')[1].click()")
             picture = "document.querySelector('#panel-picture')"
             wait_until(lambda: page.holds(f"{picture}.naturalWidth === 20"), "it is shown")

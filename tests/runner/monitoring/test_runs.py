@@ -21,8 +21,11 @@ import psutil
 import pytest
 
 import envbus
+from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import EnvbusError
 from envbus.runner.engine.engine import Statistics
+from envbus.runner.group.env_runner_group import EnvRunnerGroup
+from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.monitoring.figures import PartFigures, RunFigures
 from envbus.runner.monitoring.listener import LONGEST_QUESTION
 from envbus.runner.monitoring.observer import Observer
@@ -33,10 +36,12 @@ from envbus.runner.monitoring.runs import (
     ask_picture,
     find_runs,
     kill_process,
+    log_of,
     restart_process,
     stacks_of,
 )
 from envbus.runner.policies.policy import RandomPolicy
+from tests.runner.group.test_env_runner_group import Steps
 from tests.runner.monitoring_scenes import actor, figures
 from tests.waiting import PATIENCE, wait_until
 
@@ -529,6 +534,84 @@ def test_a_stopped_actor_has_no_stacks_and_takes_no_time(envs: envbus.BusVectorE
         assert "SIGSTOP" in stacks_of(pid, timeout=3600.0)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def said_by(pid: int, text: str) -> None:
+    """Wait until the log of a process ends with a text."""
+    wait_until(lambda: log_of(pid).endswith(text), "it is in the log")
+
+
+def test_what_a_running_actor_wrote_to_stderr_is_shown_and_then_that_of_its_next_life() -> None:
+    with envbus.make_vec(Talkative, 2, num_actors=2, restart=True) as envs:
+        pids = envs.actor_pids()
+        for pid in pids:
+            assert log_of(pid) == f"process {pid} has written nothing to stderr"
+        envs.reset()
+        for pid in pids:
+            said_by(pid, f"reset in {pid}")
+        with pytest.raises(EnvbusError, match=rf"process {os.getpid()} .* no actor"):
+            log_of(os.getpid())
+        os.kill(pids[1], signal.SIGKILL)
+        for _ in range(2):
+            envs.step(NOTHING[:2])
+        again = envs.actor_pids()
+        assert again[0] == pids[0]
+        assert again[1] != pids[1]
+        said_by(again[0], f"reset in {pids[0]}" + 2 * f"\nstep in {pids[0]}")
+        said_by(again[1], f"reset in {again[1]}")
+        assert str(pids[1]) not in log_of(again[1])
+        with pytest.raises(EnvbusError, match="look at the terminal"):
+            log_of(pids[1])
+    for pid in again:
+        with pytest.raises(EnvbusError, match=f"process {pid} "):
+            log_of(pid)
+
+
+class Talkative(Heavy):
+    """Says what it does, in colours, with what would change a terminal's title."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> object:
+        self._say("reset")
+        return super().reset()
+
+    def step(self, action: int) -> object:
+        self._say("step")
+        return super().step(action)
+
+    def _say(self, what: str) -> None:
+        sys.stderr.write(f"\x1b[31m{what} in\x1b[0m {os.getpid()}\n")
+
+
+def test_the_log_of_an_actor_needs_no_help_of_its_driver() -> None:
+    program = (
+        "import envbus; from tests.runner.monitoring.test_runs import Talkative\n"
+        "with envbus.make_vec(Talkative, 1, num_actors=1) as envs:\n"
+        "    envs.reset(); print(envs.actor_pids()[0], flush=True); input()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as driver:
+        assert driver.stdout is not None
+        pid = int(driver.stdout.readline())
+        driver.send_signal(signal.SIGSTOP)
+        said_by(pid, f"reset in {pid}")
+        driver.send_signal(signal.SIGCONT)
+        driver.communicate("\n")
+    assert driver.returncode == 0
+
+
+def make_steps(*_: object) -> Steps:
+    """Return a policy, and say where."""
+    sys.stderr.write(f"made in {os.getpid()}\n")
+    return Steps()
+
+
+def test_runners_of_a_group_and_policy_workers_have_logs_too() -> None:
+    with (
+        PolicyWorkers(make_steps) as workers,
+        EnvRunnerGroup(1, [CountingEnv], make_policies=make_steps) as group,
+    ):
+        for pid in (*workers.pids(), *group.runner_pids()):
+            said_by(pid, f"made in {pid}")
 
 
 def test_who_is_no_actor_gets_no_signal(envs: envbus.BusVectorEnv) -> None:
