@@ -19,7 +19,7 @@ from envbus.runner.extras import needed_for
 from envbus.runner.monitoring.hung import HungLines
 from envbus.runner.monitoring.observer import ObservedRun, Observer
 from envbus.runner.monitoring.overview import COLUMNS, OverviewRow, overview_of
-from envbus.runner.monitoring.runs import restart_process, stacks_of
+from envbus.runner.monitoring.runs import log_of, restart_process, stacks_of
 
 with needed_for("`envbus top`", "top"):
     from textual import work
@@ -30,7 +30,7 @@ with needed_for("`envbus top`", "top"):
     from textual.screen import ModalScreen
     from textual.widgets import DataTable, Footer, Input, Static
 
-__all__ = ["Confirmation", "ProcessTable", "StacksScreen", "TopApp"]
+__all__ = ["Confirmation", "ProcessTable", "TextScreen", "TopApp"]
 
 #: Rows that may be taken away one by one: each takes as long as there are rows.
 _FEW: Final = 20
@@ -107,29 +107,36 @@ class ProcessTable(DataTable[Text]):
                     self.update_cell("0", column.key, value, update_width=True)
 
 
-class StacksScreen(ModalScreen[None]):
-    """What a process is doing, to be scrolled through.
+class TextScreen(ModalScreen[None]):
+    """Stacks or the log of a process, to be scrolled through.
 
     Args:
-        title: Whose stacks they are.
+        title: Whose they are.
         text: They.
+        at_end: Whether the end is what is seen first.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,s", "dismiss", "Close"),
+        Binding("escape,q,s,l", "dismiss", "Close"),
     ]
 
-    def __init__(self, title: str, text: str) -> None:
+    def __init__(self, title: str, text: str, *, at_end: bool = False) -> None:
         super().__init__()
         self._title = printable(title)
         self._text = "\n".join(map(printable, text.splitlines()))
+        self._at_end = at_end
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
-        with VerticalScroll(id="stacks") as panel:
+        with VerticalScroll(id="reading") as panel:
             panel.border_title = Text(self._title).markup
             panel.border_subtitle = "Esc closes"
-            yield Static(Text(self._text), id="stacks-text")
+            yield Static(Text(self._text), id="reading-text")
+
+    def on_mount(self) -> None:
+        """Go to the end, if that is wanted."""
+        if self._at_end:
+            self.query_one("#reading", VerticalScroll).scroll_end(animate=False)
 
 
 class Confirmation(ModalScreen[bool]):
@@ -166,6 +173,7 @@ class TopApp(App[None]):
         empty: What is said where nothing runs.
         every: Seconds between two looks.
         stacks: Returns the stacks of a process by its id.
+        log: Returns the end of what a process wrote to stderr.
         restart: Restarts a process: of the run with this process id, of this part, by its name;
             returns its process id.
     """
@@ -180,14 +188,15 @@ class TopApp(App[None]):
     #faults-text { width: 100%; }
     #told { height: auto; max-height: 4; padding: 0 1; color: $warning; }
     #filter { display: none; }
-    StacksScreen, Confirmation { align: center middle; }
-    #stacks { width: 90%; height: 90%; border: round $primary; background: $surface; }
+    TextScreen, Confirmation { align: center middle; }
+    #reading { width: 90%; height: 90%; border: round $primary; background: $surface; }
     #question { width: auto; max-width: 90%; padding: 1 3; border: round $warning;
                 background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
         Binding("s", "stacks", "Stacks"),
+        Binding("l", "log_tail", "Log"),
         Binding("r", "restart", "Restart"),
         Binding("slash", "filter", "Filter"),
         Binding("p", "pause", "Pause"),
@@ -221,6 +230,7 @@ class TopApp(App[None]):
         empty: str = "",
         every: float = 1.0,
         stacks: Callable[[int], str] = stacks_of,
+        log: Callable[[int], str] = log_of,
         restart: Callable[[int, str, str], int] = restart_process,
     ) -> None:
         super().__init__()
@@ -228,6 +238,7 @@ class TopApp(App[None]):
         self._lines = lines or HungLines()
         self._every = every
         self._stacks_of = stacks
+        self._log_of = log
         self._restart = restart
         self._seen = self.Seen([], {})
         self._wanted = ""
@@ -336,20 +347,28 @@ class TopApp(App[None]):
 
     def action_stacks(self) -> None:
         """Show what the chosen process is doing."""
+        self._ask_chosen("stacks", self._stacks_of)
+
+    def action_log_tail(self) -> None:
+        """Show what the chosen process has written last."""
+        self._ask_chosen("log", self._log_of, at_end=True)
+
+    def _ask_chosen(self, what: str, ask: Callable[[int], str], *, at_end: bool = False) -> None:
         row = self._table.chosen
         if row is None or row.pid is None:
-            self.tell("choose a row with a process id to see its stacks")
+            self.tell(f"choose a row with a process id to see its {what}")
         else:
-            self._show_stacks(row.name, row.pid)
+            self._ask_in_a_thread(f"{what} of {row.name} (pid {row.pid})", row.pid, ask, at_end)
 
     @work(thread=True)
-    def _show_stacks(self, name: str, pid: int) -> None:
+    def _ask_in_a_thread(
+        self, title: str, pid: int, ask: Callable[[int], str], at_end: bool
+    ) -> None:
         try:
-            text = self._stacks_of(pid)
+            text = ask(pid)
         except EnvbusError as exc:
             text = str(exc)
-        screen = StacksScreen(f"{name} (pid {pid})", text)
-        self.call_from_thread(self.push_screen, screen)
+        self.call_from_thread(self.push_screen, TextScreen(title, text, at_end=at_end))
 
     def action_restart(self) -> None:
         """Restart the chosen process, if that is wanted."""

@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 import envbus
 from envbus.bus.errors import EnvbusError
-from envbus.runner.cli.top_app import Confirmation, ProcessTable, StacksScreen, TopApp
+from envbus.runner.cli.top_app import Confirmation, ProcessTable, TextScreen, TopApp
 from envbus.runner.monitoring.figures import RunFigures, fault_figures
 from envbus.runner.monitoring.observer import Observer
 from envbus.runner.monitoring.overview import OverviewRow
@@ -51,7 +51,11 @@ class Runs:
         return Observer(find=lambda: [RunAddress(pid, "") for pid in self.runs], ask=ask)
 
     def app(self, **settings: Any) -> TopApp:
-        usual = {"every": 0.05, "stacks": lambda pid: f"of {pid}"}
+        usual = {
+            "every": 0.05,
+            "stacks": lambda pid: f"of {pid}",
+            "log": lambda pid: f"log of {pid}",
+        }
         return TopApp(self.observer(), **{**usual, **settings})
 
 
@@ -140,11 +144,36 @@ def test_s_shows_the_stacks_of_the_chosen_process(envs: envbus.BusVectorEnv) -> 
     async def steps(pilot: Pilot[None]) -> None:
         await choose(pilot, app, "actor-1")
         await pilot.press("s")
-        await until(pilot, lambda: isinstance(app.screen, StacksScreen), "stacks are shown")
-        shown = app.screen.query_one("#stacks-text", Static).content
+        await until(pilot, lambda: isinstance(app.screen, TextScreen), "stacks are shown")
+        shown = app.screen.query_one("#reading-text", Static).content
         assert "in _go_wrong" in str(shown)
         await pilot.press("escape")
-        await until(pilot, lambda: not isinstance(app.screen, StacksScreen), "they are not")
+        await until(pilot, lambda: not isinstance(app.screen, TextScreen), "they are not")
+
+    drive(app, steps)
+
+
+def test_l_shows_the_end_of_what_the_chosen_process_wrote() -> None:
+    def log(pid: int) -> str:
+        if pid == 1001:
+            raise EnvbusError("no actor [1001]")
+        return "\n".join(f"[line {number}]" for number in range(500))
+
+    app = Runs(figures(actor(0), actor(1))).app(log=log)
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "actor-0" in names(app), "it is shown")
+        for name, last in (("actor-0", "[line 499]"), ("actor-1", "no actor [1001]")):
+            await choose(pilot, app, name)
+            await pilot.press("l")
+            await until(pilot, lambda: isinstance(app.screen, TextScreen), "the log is shown")
+            assert str(app.screen.query_one("#reading-text", Static).content).endswith(last)
+            panel = app.screen.query_one("#reading")
+            await until(pilot, lambda panel=panel: panel.is_vertical_scroll_end, "its end is seen")
+            assert panel.scroll_offset.y > 400 or name == "actor-1"
+            assert f"log of {name}" in str(panel.border_title)
+            await pilot.press("l")
+            await until(pilot, lambda: not isinstance(app.screen, TextScreen), "it is not")
 
     drive(app, steps)
 
@@ -322,7 +351,7 @@ def test_markup_in_names_and_messages_is_shown_as_it_is() -> None:
         await until(pilot, lambda: "[red]train[/red]" in names(app), "it is shown")
         assert "[bold]no[/bold] [/]" in text(app, "#faults-text")
         await pilot.press("s")
-        await until(pilot, lambda: isinstance(app.screen, StacksScreen), "stacks are shown")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen), "stacks are shown")
 
     drive(app, steps)
 
