@@ -39,7 +39,7 @@ _LABEL: Final = "envbus-stderr"
 _HEADER: Final = struct.Struct("=II")
 _SLOT: Final = _HEADER.size + TAIL_BYTES
 #: Slots that are looked at: no fork server has more children, and anybody may have made the file.
-_MOST_SLOTS: Final = 1 << 16
+_MOST_SLOTS: Final = 1 << 14
 #: Times that a slot is read until it stands still: a child may be writing all the time.
 _READS: Final = 8
 

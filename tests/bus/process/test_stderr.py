@@ -262,7 +262,7 @@ def test_each_child_has_a_slot_of_its_own_and_those_of_ended_ones_are_used_again
 
 @of_linux
 @given(
-    data=st.binary(max_size=60), place=st.integers(0, 3), size=st.sampled_from([0, 2**16, 2**40])
+    data=st.binary(max_size=60), place=st.integers(0, 3), size=st.sampled_from([0, 2**16, 2**20])
 )
 def test_whatever_stands_in_the_file_no_more_than_a_tail_is_read(
     child: int, data: bytes, place: int, size: int
@@ -282,6 +282,16 @@ def test_whatever_stands_in_the_file_no_more_than_a_tail_is_read(
         tail = read_tail(child)
         assert tail is not None
         assert len(tail) <= TAIL_BYTES
+    finally:
+        os.close(fd)
+
+
+@of_linux
+def test_a_file_without_an_end_is_not_read_for_ever(child: int) -> None:
+    fd = create_memfd("envbus-stderr")
+    try:
+        os.ftruncate(fd, 2**44)
+        assert read_tail(child) == b""
     finally:
         os.close(fd)
 
