@@ -5,15 +5,19 @@ Leaves out the sockets: raised errors come before any of them exists.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import ssl
+import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Final
 
 import msgspec
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.settings import check_number
 from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.interface import is_local
@@ -23,11 +27,13 @@ __all__ = [
     "STOP",
     "GatewayBootstrap",
     "GatewayConfig",
+    "GatewayTerms",
+    "TlsFiles",
     "split_address",
 ]
 
 #: Over the pipe to a gateway's process come a `GatewayBootstrap`; the listening sockets, those for
-#: TCP first; then any number of `PROBE`, and of `RELOAD` with a `GatewayConfig` behind it; at the
+#: TCP first; then any number of `PROBE`, and of `RELOAD` with `GatewayTerms` behind it; at the
 #: end, `STOP`. From the process comes a message, of no bytes, when it serves, and one for each
 #: `PROBE`.
 STOP: Final = b"stop"
@@ -40,6 +46,8 @@ _NAME_CHARS: Final = 32
 _NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{_NAME_CHARS}}}")
 #: Characters of a token that guards a wide address: 96 bits, if they are drawn from 64.
 _LONG_TOKEN: Final = 16
+#: Most bytes of a file for TLS.
+_LONGEST_PEM: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,26 +126,22 @@ class GatewayConfig:
         """
         return 2 * self.max_connections + 64
 
-    def tls(self) -> ssl.SSLContext | None:
-        """Return what TLS connections are made with, or None without TLS.
+    def read_tls(self) -> TlsFiles | None:
+        """Return what the files for TLS hold now, which can be used; None without TLS.
 
         Raises:
-            ConfigError: The files cannot be used.
+            ConfigError: They cannot be used.
         """
-        if self.certificate is None:
+        if self.certificate is None or self.private_key is None:
             return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        for file in (self.certificate, self.private_key):
-            if file is not None and os.path.exists(file) and not os.path.isfile(file):
-                raise ConfigError(f"TLS cannot use {file}: it is no file, and might never end")
         try:
-            context.load_cert_chain(self.certificate, self.private_key, password=_no_password)
-        except (OSError, ssl.SSLError) as error:
+            found = TlsFiles(_read_pem(self.certificate), _read_pem(self.private_key))
+            found.context()
+        except OSError as error:  # ssl.SSLError is one
             raise ConfigError(
-                f"TLS cannot use {os.fspath(self.certificate)} and {self.private_key}: {error}"
+                f"TLS cannot use {self.certificate} and {self.private_key}: {error}"
             ) from error
-        return context
+        return found
 
     def _check_tokens(self) -> None:
         tokens = self.tokens
@@ -187,6 +191,36 @@ class GatewayConfig:
             )
 
 
+class TlsFiles(msgspec.Struct, frozen=True):
+    """What the files for TLS held when they were read, PEM: the files may change, or go."""
+
+    certificate: bytes
+    private_key: bytes
+
+    def context(self) -> ssl.SSLContext:
+        """Return what TLS connections are made with.
+
+        Raises:
+            OSError: They cannot be used: `ssl.SSLError`.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # OpenSSL reads files only; these have no name and never lie on a disk.
+        with _nameless(self.certificate) as certificate, _nameless(self.private_key) as key:
+            context.load_cert_chain(certificate, key, password=_no_password)
+        return context
+
+    def __repr__(self) -> str:
+        return "TlsFiles(...)"  # a key is no text for a log
+
+
+class GatewayTerms(msgspec.Struct, frozen=True):
+    """By what those are judged who come from now on: tokens, and the certificate that is shown."""
+
+    config: GatewayConfig
+    tls: TlsFiles | None
+
+
 class GatewayBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """All that a gateway's process must know."""
 
@@ -196,7 +230,7 @@ class GatewayBootstrap(msgspec.Struct, frozen=True, kw_only=True):
     owner: int
     #: Signs the identities of clients.
     secret: bytes
-    config: GatewayConfig
+    terms: GatewayTerms
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -213,6 +247,30 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise ConfigError(f"address {address!r} is not understood; use '127.0.0.1:7000'")
     return "" if host == "*" else host, int(port)
+
+
+def _read_pem(path: str) -> bytes:
+    """Return a file's content.
+
+    Raises:
+        OSError: There is none, or what is there is no file of PEM.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no file, and might never end")
+        content = file.read(_LONGEST_PEM + 1)
+    if len(content) > _LONGEST_PEM:
+        raise OSError(f"{path} has more than {_LONGEST_PEM} bytes, which no certificate has")
+    return content
+
+
+@contextlib.contextmanager
+def _nameless(content: bytes) -> Iterator[str]:
+    """Yield a path by which a file of this content can be read once."""
+    with open(create_memfd("envbus-tls"), "w+b") as file:
+        file.write(content)
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"
 
 
 def _no_password() -> str:

@@ -38,6 +38,7 @@ from envbus.bus.gateway.config import (
     STOP,
     GatewayBootstrap,
     GatewayConfig,
+    GatewayTerms,
     split_address,
 )
 from envbus.bus.interrupts import uninterrupted_call
@@ -96,7 +97,7 @@ class Gateway:
         *,
         keys: PeerKeys | None = None,
     ) -> None:
-        config.tls()  # raises here, and not in the child
+        tls = config.read_tls()
         _allow_descriptors(config)
         self._owner = os.getpid()
         self._secret = secrets.token_bytes(32)
@@ -104,7 +105,7 @@ class Gateway:
             entrance=Entrance(endpoint, keys),
             owner=self._owner,
             secret=self._secret,
-            config=config,
+            terms=GatewayTerms(config, tls),
         )
         self._supervision = Supervision(random.random)
         self._child: Child | None = None
@@ -160,7 +161,7 @@ class Gateway:
     @property
     def config(self) -> GatewayConfig:
         """As given, with the token that was set last."""
-        return self._bootstrap.config
+        return self._bootstrap.terms.config
 
     def set_token(self, token: str | dict[str, str]) -> None:
         """Ask those who come from now on for another token, or for one of others.
@@ -171,7 +172,8 @@ class Gateway:
             ConfigError: It cannot be one; all stays as it was.
             ClosedError: This gateway was closed.
         """
-        self._change(dataclasses.replace(self.config, token=token))
+        config = dataclasses.replace(self.config, token=token)
+        self._change(GatewayTerms(config, self._bootstrap.terms.tls))
 
     def reload_certificate(self) -> None:
         """Show those who come from now on what the files of TLS hold now.
@@ -180,8 +182,7 @@ class Gateway:
             ConfigError: They cannot be used; all stays as it was.
             ClosedError: This gateway was closed.
         """
-        self.config.tls()
-        self._change(self.config)
+        self._change(GatewayTerms(self.config, self.config.read_tls()))
 
     def client_of(self, identity: bytes) -> GatewayClient | None:
         """Return who has come in here under a peer's routing id; None: nobody has."""
@@ -250,13 +251,13 @@ class Gateway:
         places = [f"tcp {a}" for a in self.tcp] + [f"websocket {a}" for a in self.websocket]
         return f"<Gateway {', '.join(places)}{', closed' if self._closed else ''}>"
 
-    def _change(self, config: GatewayConfig) -> None:
+    def _change(self, terms: GatewayTerms) -> None:
         if self._closed:
             raise ClosedError("this gateway was closed")
-        self._bootstrap = msgspec.structs.replace(self._bootstrap, config=config)
+        self._bootstrap = msgspec.structs.replace(self._bootstrap, terms=terms)
         assert self._child is not None
         with contextlib.suppress(ClosedError):  # it is dead: the next one is told all of it
-            self._child.pipe.send(RELOAD + msgspec.msgpack.encode(config))
+            self._child.pipe.send(RELOAD + msgspec.msgpack.encode(terms))
 
     def _look(self, now: float) -> None:
         """Look for signs of life; ask for one at times, and kill a process that gives none."""

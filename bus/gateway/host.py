@@ -25,10 +25,10 @@ import zmq
 from envbus.bus.brief import cut, printable
 from envbus.bus.complaints import Complaints
 from envbus.bus.descriptors import descriptors_left
-from envbus.bus.errors import ClosedError, ConfigError, EnvbusError, TransportError
+from envbus.bus.errors import ClosedError, EnvbusError, TransportError
 from envbus.bus.gateway.client_framing import StreamFraming, TurnedAwayError, WebSocketFraming
 from envbus.bus.gateway.client_identity import GatewayClient, identity_of
-from envbus.bus.gateway.config import RELOAD, GatewayBootstrap, GatewayConfig
+from envbus.bus.gateway.config import RELOAD, GatewayBootstrap, GatewayConfig, GatewayTerms
 from envbus.bus.gateway.session import Budget, GatewaySession
 from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
@@ -63,7 +63,7 @@ def main(pipe: Pipe) -> None:
     # It warns for each message to a client that has closed its side, who thus could fill a disk.
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     bootstrap = msgspec.msgpack.decode(pipe.receive(HANDOVER_TIMEOUT), type=GatewayBootstrap)
-    config = bootstrap.config
+    config = bootstrap.terms.config
     listeners = [
         socket.socket(fileno=pipe.receive_fd(pipe.next_expected, HANDOVER_TIMEOUT))
         for _ in (*config.tcp, *config.websocket)
@@ -75,13 +75,13 @@ def main(pipe: Pipe) -> None:
 
 
 async def _serve(bootstrap: GatewayBootstrap, listeners: list[socket.socket], pipe: Pipe) -> None:
-    config = bootstrap.config
+    config = bootstrap.terms.config
     loop = asyncio.get_running_loop()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # One more than is allowed is told so, and lasts a moment.
     context.set(zmq.MAX_SOCKETS, config.max_peers)
     make_dealer = functools.partial(_make_dealer, context, bootstrap)
-    crowd, door, complaints = Crowd(), _Door(config), Complaints(logger)
+    crowd, door, complaints = Crowd(), _Door(bootstrap.terms), Complaints(logger)
 
     async def accept(listener: socket.socket, make_framing: FramingMaker) -> None:
         """Take in who comes; asyncio's own server would count nobody before TLS is through."""
@@ -162,17 +162,13 @@ class InPieces(socket.socket):
 class _Door:
     """By what those are judged who come from now on: tokens, and the certificate that is shown."""
 
-    def __init__(self, config: GatewayConfig) -> None:
-        self.config = config
-        self.tls = config.tls()
+    def __init__(self, terms: GatewayTerms) -> None:
+        self.change(terms)
 
-    def change(self, data: Buffer) -> None:
-        """Take over other tokens, and what the files of TLS hold now."""
-        self.config = msgspec.msgpack.decode(data, type=GatewayConfig)
-        try:
-            self.tls = self.config.tls()
-        except ConfigError as error:  # the files are being changed once more
-            logger.warning("the former certificate is shown on: %s", error)
+    def change(self, terms: GatewayTerms) -> None:
+        """Judge those who come from now on by other terms."""
+        self.config = terms.config
+        self.tls = None if terms.tls is None else terms.tls.context()
 
 
 class _Commands:
@@ -195,7 +191,9 @@ class _Commands:
                 if said == PROBE:
                     self.give_sign()
                 else:
-                    self._door.change(said[len(RELOAD) :])
+                    self._door.change(
+                        msgspec.msgpack.decode(said[len(RELOAD) :], type=GatewayTerms)
+                    )
         except ClosedError:
             pass  # the driver is gone, and its watchdog about to end this process
         except TransportError:

@@ -76,7 +76,7 @@ class DashboardServer:
             private_key=private_key,
             insecure=insecure,
         )
-        has_tls = settings.tls() is not None
+        has_tls = settings.read_tls() is not None
         if look is None:
             find_runs()
             look = Observer().look

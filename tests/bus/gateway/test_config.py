@@ -98,7 +98,7 @@ def test_files_that_are_no_certificate_are_told_before_anything_starts(tmp_path:
     for name in (str(file), str(tmp_path / "missing.pem")):
         config = GatewayConfig(tcp=("127.0.0.1:0",), certificate=name, private_key=name)
         with pytest.raises(ConfigError, match="TLS cannot use"):
-            config.tls()
+            config.read_tls()
 
 
 @pytest.mark.timeout(60)
@@ -112,8 +112,17 @@ def test_a_pipe_in_place_of_a_certificate_or_key_is_refused_and_not_waited_for(
         config = GatewayConfig(
             tcp=("127.0.0.1:0",), certificate=str(certificate), private_key=str(key)
         )
-        with pytest.raises(ConfigError, match=f"TLS cannot use {pipe}: it is no file"):
-            config.tls()
+        with pytest.raises(ConfigError, match=f"{pipe} is no file"):
+            config.read_tls()
+
+
+def test_a_file_for_tls_that_has_no_end_takes_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "sparse.pem"
+    with file.open("wb") as sparse:
+        sparse.truncate(2**40)
+    config = GatewayConfig(tcp=("127.0.0.1:0",), certificate=str(file), private_key=str(file))
+    with pytest.raises(ConfigError, match="has more than 1048576 bytes"):
+        config.read_tls()
 
 
 def test_the_token_is_not_shown() -> None:

@@ -346,6 +346,11 @@ def test_a_certificate_may_change_while_connections_stay(tmp_path: Path) -> None
         bus.gateway.reload_certificate()
         bus.until(lambda: shown_certificate(bus) == NEXT_CERTIFICATE, "the next one is shown")
         assert is_connected(bus, old, peer)
+        certificate.write_text("nothing of the kind")
+        key.unlink()
+        os.kill(bus.gateway.pid, signal.SIGKILL)
+        bus.until(lambda: bus.gateway.restarts, "it is started again")
+        assert shown_certificate(bus) == NEXT_CERTIFICATE
 
 
 def test_tls_guards_both_framings(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ def test_tls_takes_a_piece_at_one_go_so_that_others_have_their_turn(tmp_path: Pa
     for name, text in zip(names, (CERTIFICATE, PRIVATE_KEY), strict=True):
         Path(name).write_text(text)
     config = GatewayConfig(tcp=("127.0.0.1:0",), certificate=names[0], private_key=names[1])
+    tls = config.read_tls()
+    assert tls is not None
+    assert PRIVATE_KEY.splitlines()[1] not in repr(tls)
     records, record = 16, b"x" * 1000
 
     async def sizes() -> list[int]:
@@ -37,7 +40,7 @@ def test_tls_takes_a_piece_at_one_go_so_that_others_have_their_turn(tmp_path: Pa
         server = Pieces()
         opening = asyncio.ensure_future(
             loop.connect_accepted_socket(
-                lambda: server, InPieces(fileno=ours.detach()), ssl=config.tls()
+                lambda: server, InPieces(fileno=ours.detach()), ssl=tls.context()
             )
         )
         theirs.settimeout(30.0)
