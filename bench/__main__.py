@@ -223,6 +223,7 @@ def training(
         list[str] | None,
         typer.Option("--case", help=f"Of {', '.join(TRAINING_CASES)}; repeat the option."),
     ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each way.")] = SEEDS,
     quick: Quick = False,
     here: Here = False,
     yes: Yes = False,
@@ -233,10 +234,11 @@ def training(
     chosen = [TRAINING_CASES[name] for name in cases or TRAINING_CASES]
     libraries = dict.fromkeys(case.environment for case in chosen)
     environments = _with(libraries, here=here, yes=yes).on_one_thread()
-    seeds = QUICK_SEEDS if quick else SEEDS
     path = out / "training.json"
     keep = functools.partial(save, path=path)
-    measure_training(chosen, seeds, _schedule(quick), environments, _say, keep)
+    measure_training(
+        chosen, QUICK_SEEDS if quick else seeds, _schedule(quick), environments, _say, keep
+    )
     _said(path)
 
 

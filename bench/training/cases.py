@@ -38,7 +38,7 @@ CASES = {
     for case in (
         TrainingCase("sb3", "Stable-Baselines3 PPO", "CartPole-v1", 64, 100_000),
         TrainingCase("sb3", "Stable-Baselines3 PPO", "HalfCheetah-v5", 8, 32_768),
-        TrainingCase("rllib", "RLlib PPO", "CartPole-v1", 16, 24_000),
+        TrainingCase("rllib", "RLlib PPO", "CartPole-v1", 16, 16_000),
         TrainingCase("tianshou", "Tianshou PPO", "CartPole-v1", 16, 50_000),
         TrainingCase("torchrl", "TorchRL PPO", "CartPole-v1", 16, 32_768),
         TrainingCase(
