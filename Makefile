@@ -9,9 +9,10 @@
 # Paths below are relative, so the clone may stand in any folder, also one with spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-gymnasium test-with-gymnasium test-rllib test-with-rllib lint \
-  read-tests format docs fuzz soak bench chaos examples clean install-run install-test install-docs \
-  install-fuzz install-bench install-rllib system-packages
+.PHONY: help run test test-all test-gymnasium test-with-gymnasium test-libraries test-rllib \
+  test-tianshou test-torchrl test-with-library lint read-tests format docs fuzz soak bench chaos \
+  examples clean install-run install-test install-docs install-fuzz install-bench install-library \
+  system-packages
 
 # Interpreter to make .venv with; empty: the first suitable one found.
 PYTHON ?=
@@ -40,7 +41,12 @@ FOR_BENCH := .[mujoco,atari,plot]
 # What Gymnasium's classes, spaces and wrappers could break.
 TESTS_OF_GYMNASIUM := tests/actors tests/contract tests/integration/envs tests/runner/adapters \
   tests/runner/policies tests/runner/pool tests/runner/vector tests/runner/workers
-FOR_RLLIB := .[test,rllib]
+# Adapters of libraries that are tested in an environment of their own.
+TESTS_OF_rllib := tests/runner/adapters/test_rllib.py tests/runner/adapters/test_rllib_bridge.py
+TESTS_OF_tianshou := tests/runner/adapters/test_tianshou.py \
+  tests/integration/envs/test_tianshou_collecting.py
+TESTS_OF_torchrl := tests/runner/adapters/test_torchrl.py
+FOR_LIBRARY = .[test,$(LIBRARY)]
 
 # Settings of the surrounding shell that would send pip or Python to other places, or have each of
 # the many processes compile all sources again.
@@ -185,13 +191,14 @@ chaos: install-run ## Break everything for two minutes and audit what came. CHAO
 examples: install-examples ## Do the examples learn? Short trainings with PyTorch.
 	@$(BIN)/python -m pytest --no-header tests/examples $(PYTEST_ARGS)
 
-# In an environment of its own: RLlib wants a Gymnasium of its own choice.
-test-rllib: ## The tests of RLlib's env runners over envbus; installs Ray and PyTorch.
-	@$(MAKE) --no-print-directory VENV=.venvs/rllib test-with-rllib
+test-libraries: test-rllib test-tianshou test-torchrl ## The tests of adapters that `make test-all` leaves out; installs their libraries.
 
-test-with-rllib: install-rllib
-	@$(BIN)/python -m pytest --no-header tests/runner/adapters/test_rllib.py \
-	  tests/runner/adapters/test_rllib_bridge.py $(PYTEST_ARGS)
+# Each in an environment of its own: RLlib, for one, wants a Gymnasium of its own choice.
+test-rllib test-tianshou test-torchrl: test-%:
+	@$(MAKE) --no-print-directory VENV=.venvs/$* LIBRARY=$* test-with-library
+
+test-with-library: install-library
+	@$(BIN)/python -m pytest --no-header -m "slow or not slow" $(TESTS_OF_$(LIBRARY)) $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything generated.
 	@rm -rf $(VENV) .venvs build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -208,9 +215,9 @@ install-test:
 install-examples: install-test
 	$(call install,examples,$(FOR_EXAMPLES))
 
-install-rllib:
+install-library:
 	$(make_venv)
-	$(call install,rllib,$(FOR_RLLIB))
+	$(call install,$(LIBRARY),$(FOR_LIBRARY))
 
 # Without atheris, which is not built for every Python, the command says so.
 install-fuzz: install-test
