@@ -34,6 +34,7 @@ from envbus.bench.steps.variants import (
     SYNC,
     Role,
 )
+from envbus.bench.training.cases import OURS as TRAINED_BY_US
 
 __all__ = [
     "MEMORY_RATIO",
@@ -165,6 +166,8 @@ def check(record: Record) -> list[TargetVerdict]:
             return list(_policy(record))
         case "bridge":
             return list(_bridge(record))
+        case "training":
+            return list(_training(record))
         case _:
             return []
 
@@ -435,6 +438,25 @@ def _bridge(record: Record) -> Iterator[TargetVerdict]:
         longer = _ratio(bare(pixels, way), rows.get((pixels, way)), "per_second")
         target = f"84 x 84 x 4 bytes, clients {clients}: time per message, times bare pyzmq's"
         yield TargetVerdict(target, longer, BRIDGE_PIXELS, at_least=False)
+
+
+def _training(record: Record) -> Iterator[TargetVerdict]:
+    rows = {
+        (row["label"], row["env"], row["num_envs"], row["way"]): row
+        for row in record["rows"]
+        if "seconds" in row
+    }
+    for label, env, num_envs, way in rows:
+        theirs = rows.get((label, env, num_envs, "subprocesses"))
+        if way != TRAINED_BY_US or theirs is None:
+            continue
+        ours, case = rows[label, env, num_envs, way], f"{label}, {env}:{num_envs}"
+        ratio = _ratio(theirs, ours, "seconds")
+        target = f"{case}: times as fast as with the library's own subprocesses"
+        yield TargetVerdict(target, ratio, 1.0, at_least=True)
+        above = sum(ours["returns"]) / len(ours["returns"]) - min(theirs["returns"])
+        target = f"{case}: mean of the last returns, above the lowest seed's with its subprocesses"
+        yield TargetVerdict(target, above, 0.0, at_least=True)
 
 
 def _p50(row: dict[str, Any]) -> float:

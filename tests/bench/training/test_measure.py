@@ -10,6 +10,7 @@ import pytest
 from envbus.bench.harness.environments import LIBRARIES, Environments
 from envbus.bench.harness.record import QUICK
 from envbus.bench.report.tables import render_summary
+from envbus.bench.report.targets import check
 from envbus.bench.training.cases import CASES, TrainingCase
 from envbus.bench.training.measure import measure_training
 
@@ -51,6 +52,9 @@ def test_the_table_has_seconds_and_returns_of_all_ways() -> None:
     table = render_summary({"training": record})
     assert table.count("2.0 (1.0 to 3.0); 200 (100 to 300)") == 2
     assert "| - |" in table  # CleanRL has no vector env in one process
+    speed, returns = check(record)
+    assert (speed.measured, speed.met) == (1.0, True)
+    assert (returns.measured, returns.met) == (100.0, True)
 
 
 @pytest.mark.slow
