@@ -57,7 +57,7 @@ class Built(Reply, frozen=True, kw_only=True):
 
     #: Slots each source fills: 1 for an env, `num_envs` for a vector env.
     counts: list[int]
-    #: Distinct pairs (observation space, action space) among the envs, `arrays/spaces.py`'s plain
+    #: Distinct pairs (observation space, action space) among the envs, `spaces/spaces.py`'s plain
     #: form.
     spaces: Tree
     #: Which pair each source has.

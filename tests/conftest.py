@@ -34,10 +34,12 @@ __all__ = [
 # So that a failed `assert` of the contract tells the values.
 pytest.register_assert_rewrite("envbus.runner.testing")
 
-# A machine that is busy with other things draws examples slowly.
+# A machine that is busy with other things draws examples slowly. Each run draws others; `make fuzz`
+# draws for as long as is wanted.
 hypothesis.settings.register_profile(
     "patient",
     deadline=None,
+    max_examples=50,
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
         hypothesis.HealthCheck.data_too_large,

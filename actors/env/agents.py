@@ -167,7 +167,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         return record, _total(rewards), bool(terminateds[ALL]), bool(truncateds[ALL]), {}
 
     def agent_spaces(self, agent_id: AgentID) -> list[Plain]:
-        """Return observation and action space of any agent, in `arrays/spaces.py`'s plain form."""
+        """Return observation and action space of any agent, in `spaces/spaces.py`'s plain form."""
         return [
             to_plain(space_of(self.inner, agent_id, kind)) for kind in ("observation", "action")
         ]

@@ -91,7 +91,7 @@ class _SpacePairs:
     """The distinct pairs of observation and action space among envs.
 
     Attributes:
-        plain: The pairs in `arrays/spaces.py`'s plain form.
+        plain: The pairs in `spaces/spaces.py`'s plain form.
         of: Which pair each env has.
     """
 

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from envbus.bus.errors import ConfigError
+from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.memory.memfd import create_memfd
 from envbus.bus.settings import check_number
 from envbus.bus.transport.curve_keys import Entrance
@@ -197,6 +198,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
     certificate: bytes
     private_key: bytes
 
+    @uninterrupted_call  # or a descriptor of the key stays
     def context(self) -> ssl.SSLContext:
         """Return what TLS connections are made with.
 
@@ -255,13 +257,17 @@ def _read_pem(path: str) -> bytes:
     Raises:
         OSError: There is none, or what is there is no file of PEM.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+    with open(path, "rb", opener=_open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{path} is no file, and might never end")
         content = file.read(_LONGEST_PEM + 1)
     if len(content) > _LONGEST_PEM:
         raise OSError(f"{path} has more than {_LONGEST_PEM} bytes, which no certificate has")
     return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would block
 
 
 @contextlib.contextmanager

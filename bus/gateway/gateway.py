@@ -230,6 +230,7 @@ class Gateway:
         if self._closed:
             return
         self._closed = True
+        self._forget_key()
         self._close_listeners()
         if self._child is not None and self._child.exit_status is None:
             with contextlib.suppress(EnvbusError):  # it is dead
@@ -237,8 +238,9 @@ class Gateway:
         self._process_group.close(timeout)
 
     def disown(self) -> None:
-        """In a forked copy: let go of the listening sockets."""
+        """In a forked copy: let go of the listening sockets, and of the private key."""
         self._closed = True
+        self._forget_key()
         self._close_listeners()
 
     def __enter__(self) -> Gateway:
@@ -250,6 +252,10 @@ class Gateway:
     def __repr__(self) -> str:
         places = [f"tcp {a}" for a in self.tcp] + [f"websocket {a}" for a in self.websocket]
         return f"<Gateway {', '.join(places)}{', closed' if self._closed else ''}>"
+
+    def _forget_key(self) -> None:
+        terms = GatewayTerms(self.config, None)
+        self._bootstrap = msgspec.structs.replace(self._bootstrap, terms=terms)
 
     def _change(self, terms: GatewayTerms) -> None:
         if self._closed:

@@ -167,8 +167,8 @@ class _Door:
 
     def change(self, terms: GatewayTerms) -> None:
         """Judge those who come from now on by other terms."""
-        self.config = terms.config
-        self.tls = None if terms.tls is None else terms.tls.context()
+        tls = None if terms.tls is None else terms.tls.context()
+        self.config, self.tls = terms.config, tls
 
 
 class _Commands:
@@ -191,9 +191,11 @@ class _Commands:
                 if said == PROBE:
                     self.give_sign()
                 else:
-                    self._door.change(
-                        msgspec.msgpack.decode(said[len(RELOAD) :], type=GatewayTerms)
-                    )
+                    terms = msgspec.msgpack.decode(said[len(RELOAD) :], type=GatewayTerms)
+                    try:
+                        self._door.change(terms)
+                    except OSError as error:  # no descriptor, or no memory
+                        logger.warning("the former tokens and certificate hold on: %s", error)
         except ClosedError:
             pass  # the driver is gone, and its watchdog about to end this process
         except TransportError:

@@ -55,13 +55,20 @@ def open_labelled(path: str, label: str, flags: int) -> int:
     Raises:
         OSError: It is another file, or the process is gone or of another user.
     """
-    if not os.readlink(path).startswith(f"/memfd:{label}"):  # to open others may block
+    if not os.readlink(path).startswith(f"/memfd:{label}"):  # most are others, and soon told
         raise FileNotFoundError(path)
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # another one may stand there by now
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise FileNotFoundError(path)
-    return fd
+    # Another file may stand there by now, or be called so: what is opened is looked at first,
+    # without any effect on it.
+    found = os.open(path, os.O_PATH)
+    try:
+        status = os.fstat(found)
+        owner = os.stat(os.path.dirname(os.path.dirname(path))).st_uid
+        # A memfd is in no folder, so that no link leads to it.
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink or status.st_uid != owner:
+            raise FileNotFoundError(path)
+        return os.open(f"/proc/self/fd/{found}", flags)
+    finally:
+        os.close(found)
 
 
 def file_of(data: bytes | bytearray | memoryview, label: str) -> int:

@@ -45,6 +45,8 @@ STACK_SIGNAL: Final[int] = (
 _LABEL: Final = "envbus-stacks"
 #: Seconds between looks at the files.
 _INTERVAL: Final = 0.005
+#: Bytes that are read of a file, which another process may have filled with anything.
+_MOST_BYTES: Final = 2**20
 #: Characters of one process' stacks: faulthandler shows up to 100 threads of 100 frames each.
 _LONGEST: Final = 8000
 #: Seconds that py-spy may take.
@@ -108,7 +110,7 @@ class StackFile:
     def read(self) -> str:
         """Return what was written since `clear`; nothing if the file is gone with its writer."""
         with contextlib.suppress(OSError), self._opened() as fd:
-            return os.pread(fd, os.fstat(fd).st_size, 0).decode("utf-8", "replace")
+            return os.pread(fd, _MOST_BYTES, 0).decode("utf-8", "replace")
         return ""
 
     def close(self) -> None:

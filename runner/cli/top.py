@@ -63,7 +63,8 @@ def top(
 ) -> None:
     """Show what runs on this host: actors with state and steps per second, and where they hang.
 
-    Keys: q ends, s shows the stacks of the chosen process, r restarts it, / filters, p pauses.
+    Keys: q ends, s shows the stacks of the chosen process, l the end of its stderr, r restarts it,
+    / filters, p pauses.
     """
     from envbus.runner.monitoring.observer import Observer
     from envbus.runner.monitoring.overview import as_data

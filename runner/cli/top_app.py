@@ -174,8 +174,8 @@ class TopApp(App[None]):
         every: Seconds between two looks.
         stacks: Returns the stacks of a process by its id.
         log: Returns the end of what a process wrote to stderr.
-        restart: Restarts a process: of the run with this process id, of this part, by its name;
-            returns its process id.
+        restart: Restarts a process: of the run with this process id, of this part, by its name
+            and process id.
     """
 
     TITLE = "envbus top"
@@ -231,7 +231,7 @@ class TopApp(App[None]):
         every: float = 1.0,
         stacks: Callable[[int], str] = stacks_of,
         log: Callable[[int], str] = log_of,
-        restart: Callable[[int, str, str], int] = restart_process,
+        restart: Callable[[int, str, str, int], None] = restart_process,
     ) -> None:
         super().__init__()
         self._observer = observer
@@ -373,21 +373,22 @@ class TopApp(App[None]):
     def action_restart(self) -> None:
         """Restart the chosen process, if that is wanted."""
         row = self._table.chosen
-        if row is None or not row.key.process:
-            self.tell("choose a process to restart: whole runs and parts are not")
+        if row is None or not row.key.process or row.pid is None:
+            self.tell("choose a process that runs: whole runs and parts are not restarted")
             return
+        pid = row.pid
 
         def on_answer(answer: bool | None) -> None:
             if answer:
-                self._restart_in_a_thread(*row.key)
+                self._restart_in_a_thread(*row.key, pid)
 
         text = f"Kill {row.name} of {row.key.part} (pid {row.pid}), so that it is started again?"
         self.push_screen(Confirmation(text), on_answer)
 
     @work(thread=True)
-    def _restart_in_a_thread(self, run: int, part: str, process: str) -> None:
+    def _restart_in_a_thread(self, run: int, part: str, process: str, pid: int) -> None:
         try:
-            pid = self._restart(run, part, process)
+            self._restart(run, part, process, pid)
             told = f"{process} of {part} (pid {pid}) was killed, to be started again"
         except (EnvbusError, OSError) as exc:
             told = str(exc)

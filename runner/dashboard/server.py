@@ -167,8 +167,8 @@ class _Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has not asked yet, or was answered."""
-        return bool(getattr(self.cycle, "response_complete", True))
+        """Whether it has not asked yet, or was answered; or does not read what it is told."""
+        return self.flow.write_paused or bool(getattr(self.cycle, "response_complete", True))
 
 
 class _PageServer(uvicorn.Server):

@@ -31,6 +31,7 @@ from envbus.bus.gateway.config import split_address
 from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.monitoring.listener import read_until
 from envbus.runner.monitoring.observer import ObservedRun, Observer
+from envbus.runner.monitoring.registry import VARIABLE
 
 __all__ = ["MetricsServer", "metrics_of"]
 
@@ -303,7 +304,7 @@ def _name_of(key: str) -> tuple[str, str]:
 
 def _unready(runs: Sequence[ObservedRun]) -> Iterator[str]:
     if not any(run.figures.parts for run in runs):  # they are shown when they have started
-        yield "nothing works here yet, or it is not shown"
+        yield f"nothing works here yet, or {VARIABLE}=0 keeps it from being shown"
     for run in runs:
         if not run.answers:
             yield f"process {run.figures.pid} does not answer"

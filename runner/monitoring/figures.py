@@ -37,7 +37,8 @@ _LEVELS: Final = frozenset({"actors", "workers", "in_flight", "largest_batch", "
 
 
 # Of another user's run nothing else is read: it could end whoever looks at it.
-_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Env = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
 _Bucket = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS)]
 #: Seconds since 1970, up to the year 9999 in any time zone.
 _Time = Annotated[float, msgspec.Meta(ge=0.0, lt=253402200000.0)]
@@ -48,15 +49,15 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     #: None: none runs, or it runs on another host.
-    pid: int | None
+    pid: _Count | None
     #: "starting", "building", "built", "ready", "leaving", "down" or "lost".
     state: str
     #: Which life of it.
-    incarnation: int = 0
+    incarnation: _Count = 0
     #: Ids of its envs: the first, and the one after the last; (0, 0): it hosts none.
-    envs: tuple[int, int] = (0, 0)
+    envs: tuple[_Count, _Count] = (0, 0)
     #: Env steps that it was asked for, in all its lives.
-    env_steps: int = 0
+    env_steps: _Count = 0
     #: Whether it was asked for something that it has not answered.
     busy: bool = False
 
@@ -70,7 +71,7 @@ class FaultFigures(msgspec.Struct, frozen=True, kw_only=True):
     #: Which process, or which one's env.
     process: str
     #: Which env; -1: all of the process.
-    env: int
+    env: _Env
     #: In one line.
     message: str
 
@@ -104,7 +105,7 @@ class PartFigures(msgspec.Struct, frozen=True, kw_only=True):
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All parts of one process."""
 
-    pid: int
+    pid: _Count
     #: Of these figures, and of the process' first part.
     at: _Time
     began: _Time
@@ -132,9 +133,9 @@ class EpisodeFigures(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether it waits for an action.
     waits: bool
     #: Records that the runner was not shown yet.
-    queued: int
+    queued: _Count
     #: How often its client has called each verb, by name.
-    calls: dict[str, int]
+    calls: dict[str, _Count]
 
 
 class EpisodesFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,10 +52,12 @@ _SOCKETS: Final = "/proc/net/unix"
 #: What it says of those that listen; those that were taken there have the same name, and may be
 #: held by a forked copy for long.
 _LISTENS: Final = "00010000"
+#: Words of a line.
+_FIELDS: Final = 8
 #: Seconds for an answer.
 _TIMEOUT: Final = 2.0
 #: Bytes of an answer: a run of 10,000 actors has 2 MB.
-_LONGEST_ANSWER: Final = 64 * 2**20
+_LONGEST_ANSWER: Final = 16 * 2**20
 
 #: Seconds for stacks: they need some ten milliseconds, on a busy machine some hundred.
 _STACKS_TIMEOUT: Final = 1.0
@@ -88,14 +90,18 @@ def find_runs() -> list[RunAddress]:
         EnvbusError: The kernel does not tell; this needs Linux.
     """
     try:
-        with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
-            lines = file.read().splitlines()
+        with open(_SOCKETS, "rb") as file:
+            lines = file.read().split(b"\n")
     except OSError as exc:
         raise EnvbusError(f"runs are found in {_SOCKETS}, as Linux has it: {exc}") from exc
     user, found = os.geteuid(), set()
     for line in lines:
-        name = line.rpartition(" ")[2]
-        if not name.startswith(f"@{PREFIX}") or line.split()[3] != _LISTENS:
+        fields = line.decode("ascii", "replace").split()
+        # Names are shown as they are; anybody's may have an end of a line in it.
+        if len(fields) != _FIELDS or fields[3] != _LISTENS:
+            continue
+        name = fields[-1]
+        if not name.startswith(f"@{PREFIX}"):
             continue
         parts = name.removeprefix(f"@{PREFIX}").split("-")
         is_ours = len(parts) == 3 and parts[0].isdecimal() and parts[1].isdecimal()
@@ -106,7 +112,9 @@ def find_runs() -> list[RunAddress]:
 
 def ask(address: RunAddress, timeout: float = _TIMEOUT) -> RunFigures | None:
     """Return the figures of a run; None: it has ended, or does not answer in time."""
-    return _ask(address, Question(what="figures"), RunFigures, timeout)
+    told = _ask(address, Question(what="figures"), RunFigures, timeout)
+    # Who tells another's id would have that one's processes killed.
+    return told if told is not None and told.pid == address.pid else None
 
 
 def ask_picture(address: RunAddress, part: str, env: int, timeout: float = _TIMEOUT) -> bytes:
@@ -205,23 +213,28 @@ def kill_process(run: RunFigures, name: str) -> int:
     raise EnvbusError(f"no process {name!r}; there are: {names or 'none'}")
 
 
-def restart_process(run: int, part: str, name: str) -> int:
-    """Kill a process of a part, so that its owner starts it again; return its id.
+def restart_process(run: int, part: str, name: str, pid: int) -> None:
+    """Kill a process of a part, so that its owner starts it again.
 
     Args:
         run: Process id of the run, which is asked anew: another process may have the id since.
         part: Name of the part.
         name: Name of the process.
+        pid: Its process id, as it was seen.
 
     Raises:
-        EnvbusError: The run does not answer; and as `kill_process` does.
+        EnvbusError: The run does not answer, or the process is another one by now; and as
+            `kill_process` does.
     """
     address = next((address for address in find_runs() if address.pid == run), None)
     figures = None if address is None else ask(address)
     if figures is None:
         raise EnvbusError(f"run {run} does not answer, and would not start {name} again")
     parts = [one for one in figures.parts if one.name == part]
-    return kill_process(msgspec.structs.replace(figures, parts=parts), name)
+    now = [process.pid for one in parts for process in one.processes if process.name == name]
+    if now and now[0] != pid:
+        raise EnvbusError(f"{name} of {part} is process {now[0]} by now, not {pid}; look again")
+    kill_process(msgspec.structs.replace(figures, parts=parts), name)
 
 
 def stacks_of(pid: int, timeout: float = _STACKS_TIMEOUT) -> str:

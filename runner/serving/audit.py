@@ -92,8 +92,8 @@ class AuditLog:
             ConfigError: It cannot be opened; the former one is written on.
         """
         former, self._file = self._file, self._open()
-        self._is_torn = self._ends_amid_line()
         os.close(former)
+        self._is_torn = self._ends_amid_line()
 
     def close(self) -> None:
         """Write no more. Idempotent."""
@@ -124,6 +124,8 @@ class AuditLog:
         try:
             size = os.fstat(reading).st_size
             return size > 0 and os.pread(reading, 1, size - 1) != b"\n"
+        except OSError:  # a disk that fails; what is written next will tell
+            return False
         finally:
             os.close(reading)
 

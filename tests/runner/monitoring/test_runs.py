@@ -309,7 +309,7 @@ def test_whoever_says_nothing_does_not_keep_others_waiting_for_long(
 
 
 #: What a run without parts tells.
-TOLD = msgspec.json.encode(RunFigures(pid=1, at=0.0, began=0.0, command="", version=""))
+TOLD = msgspec.json.encode(RunFigures(pid=os.getpid(), at=0.0, began=0.0, command="", version=""))
 
 
 @contextlib.contextmanager
@@ -343,12 +343,28 @@ def test_whoever_takes_the_name_of_another_process_or_user_is_not_believed() -> 
             assert (ask(RunAddress(pid, name)) is not None) == believed
 
 
+def test_a_run_that_tells_another_ones_process_id_is_not_believed() -> None:
+    name = f"envbus-run-{os.geteuid()}-{os.getpid()}-test"
+    with answering(name, TOLD.replace(b'"pid":%d' % os.getpid(), b'"pid":1', 1)):
+        assert ask(RunAddress(os.getpid(), name)) is None
+
+
+@pytest.mark.parametrize("name", ["x\n@envbus-run-0-1-a", "x @envbus-run-0-1-a", "\u2028\x0b"])
+def test_sockets_of_any_name_disturb_nobody(name: str) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(b"\0" + name.encode())
+        sock.listen()
+        assert not [run for run in find_runs() if run.pid == 1]
+
+
 @pytest.mark.parametrize(
     "lie",
     [
         b'"parts":[],"more":' + b"[" * 100_000,
         b'"parts":[{"name":"a","kind":"a","latencies":{"get_action":{"9999999":1}}}]',
         b'"parts":[{"name":"a","kind":"a","latencies":{"get_action":{"7":-1}}}]',
+        b'"parts":[{"name":"a","kind":"a","processes":[{"name":"b","pid":1,"state":"ready",'
+        b'"env_steps":1' + b"0" * 400 + b"}]}]",
         b'"parts":[{"name":"a","kind":"a","faults":[{"at":1e300,"cause":"","process":"","env":0,'
         b'"message":""}]}]',
     ],
@@ -499,11 +515,15 @@ def test_a_process_is_restarted_by_part_and_name(envs: envbus.BusVectorEnv) -> N
     with envbus.make_vec(Heavy, 2, num_actors=1, restart=True) as others:
         others.reset()
         names = [part.name for part in parts()]
-        assert restart_process(os.getpid(), names[1], "actor-0") == others.actor_pids()[0]
+        (pid,) = others.actor_pids()
+        with pytest.raises(EnvbusError, match=f"is process {pid} by now, not 1; look again"):
+            restart_process(os.getpid(), names[1], "actor-0", 1)
         with pytest.raises(EnvbusError, match="there are: actor-0"):
-            restart_process(os.getpid(), names[1], "actor-1")
+            restart_process(os.getpid(), names[1], "actor-1", pid)
+        restart_process(os.getpid(), names[1], "actor-0", pid)
+        wait_until(lambda: not psutil.pid_exists(pid), "it is killed")
     with pytest.raises(EnvbusError, match="run 1 does not answer"):
-        restart_process(1, names[0], "actor-0")
+        restart_process(1, names[0], "actor-0", pid)
 
 
 def test_a_run_that_has_never_answered_is_seen(envs: envbus.BusVectorEnv) -> None:
