@@ -238,5 +238,26 @@ def test_the_rates_of_vector_envs_are_those_of_the_results(page: str) -> None:
     assert len(shown) >= 5
     for name, cells in shown:
         assert cells <= recorded[name], name
-    (conditions,) = re.findall(r"commit \w+, [\d-]+", (ROOT / page).read_text("utf-8"))
+    conditions, *_ = re.findall(r"commit \w+, [\d-]+", (ROOT / page).read_text("utf-8"))
     assert conditions in results.partition("\n\n| ")[0]
+
+
+def test_the_seconds_of_trainings_are_those_of_the_results() -> None:
+    head = "| seconds of training"
+    shown, recorded = (
+        dict(rows((ROOT / page).read_text("utf-8").partition(head)[2].partition("\n\n")[0]))
+        for page in ("docs/benchmarks.md", "bench/results/table.md")
+    )
+    assert len(shown) == 6
+    assert shown == recorded
+    readme = (ROOT / "README.md").read_text("utf-8").partition("| seconds of PPO")[2]
+    for name, cells in rows(readme.partition("\n\n")[0]):
+        (case,) = [one for one in recorded if envs_of(one) == envs_of(name)]
+        for cell in cells - {"-"}:
+            assert any(one.startswith(f"{cell.strip('*')} (") for one in recorded[case]), name
+
+
+def envs_of(row: str) -> tuple[str, str]:
+    """Return which library, by its first letters, trains on what: what tells rows apart."""
+    library, _, case = row.partition(":")
+    return library.replace("A loop in ", "")[:3], " ".join(case.split()[:3]).rstrip(",")
