@@ -377,7 +377,9 @@ def test_importing_the_runner_loads_no_library_of_an_extra() -> None:
     script = (
         "import sys, envbus.runner, envbus.runner.cli.main\n"
         "heavy = {'torch', 'ray', 'stable_baselines3', 'matplotlib', 'mujoco', 'ale_py',"
-        " 'minigrid', 'pettingzoo', 'pygame', 'textual'}\n"
+        " 'minigrid', 'pettingzoo', 'pygame', 'textual', 'tianshou', 'torchrl', 'tensordict',"
+        " 'starlette', 'uvicorn', 'prometheus_client', 'onnxruntime', 'pyarrow', 'minari',"
+        " 'imageio', 'cv2'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(
