@@ -65,6 +65,17 @@ class Asking(ExternalEnv):
 
 @pytest.mark.slow_but_first
 @BOTH
+def test_a_bridge_takes_the_spaces_of_the_simulator_that_it_hosts(where: Where) -> None:
+    with ExternalEnvBridge() as bridge:
+        assert (bridge.action_space, bridge.observation_space) == (None, None)
+        bridge.host(lambda: Asking(ACTION, OBSERVATION), where=where)
+        runner = Runner(bridge)
+        runner.serve(lambda: bridge.statistics().actions)
+        assert (bridge.action_space, bridge.observation_space) == (ACTION, OBSERVATION)
+
+
+@pytest.mark.slow_but_first
+@BOTH
 @pytest.mark.parametrize("then", ["raise", "return"])
 def test_a_run_that_raises_or_returns_is_told_by_poll_at_once(where: Where, then: str) -> None:
     with ExternalEnvBridge() as bridge:

@@ -284,6 +284,16 @@ def test_envs_that_are_not_addressed_have_none(make: Make) -> None:
     assert envs.exec_func(module_level, []) == [None, None, None]
 
 
+def test_a_function_renders_the_one_env_that_is_named(make: Make) -> None:
+    envs = make([partial(CountingEnv, 9, render_mode="rgb_array")] * 3, num_actors=2)
+    envs.reset()
+    envs.step([0] * 3)
+    envs.exec_func(lambda env: env.step(0), [0])
+    frame, *others = envs.exec_func(lambda env: env.render(), 0)
+    np.testing.assert_array_equal(frame, np.full((1, 1, 3), 2, np.uint8))
+    assert others == [None, None]
+
+
 def test_what_is_not_callable_is_returned_as_it_is(make: Make) -> None:
     assert make([CountingEnv] * 2).exec_func({"a": 1}) == [{"a": 1}] * 2
 
