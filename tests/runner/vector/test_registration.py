@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -126,3 +129,37 @@ def test_the_caller_wins_over_mappings_that_were_registered() -> None:
 def test_what_is_no_env_is_refused_when_it_is_registered() -> None:
     with pytest.raises(ConfigError, match="Gymnasium id"):
         vector_entry_point(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env_id", "more"),
+    [(ANY, 'env="CartPole-v1", num_actors=1'), ("of_mine:Mine/CartPole-v1", "")],
+    ids=["an id of ours", "an id of one's own"],
+)
+def test_a_program_that_imports_gymnasium_only_reaches_it_by_id_and_mode(
+    env_id: str, more: str, tmp_path: Path
+) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "import envbus, gymnasium\n"
+        'entry = envbus.vector_entry_point("CartPole-v1", num_actors=1)\n'
+        'gymnasium.register("Mine/CartPole-v1", vector_entry_point=entry)\n'
+    )
+    (tmp_path / "program.py").write_text(
+        "import sys, gymnasium\n"
+        'assert not [name for name in sys.modules if name.split(".")[0] == "envbus"]\n'
+        'mode = "vector_entry_point"\n'
+        f'envs = gymnasium.make_vec("{env_id}", num_envs=2, vectorization_mode=mode, {more})\n'
+        "shape = envs.reset(seed=1)[0].shape\n"
+        "print(type(envs).__module__.split('.')[0], len(envs.actor_pids()), shape)\n"
+        "envs.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("envbus 1 (2, 4)\n", "")
