@@ -8,6 +8,7 @@ import queue
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -38,6 +39,12 @@ from envbus.runner.recordings import read_episodes
 from envbus.runner.serving.loading import policy_maker
 from envbus.runner.serving.server import PolicyServer
 from tests.bus.gateway.bus import TcpClient, hello, message
+from tests.bus.gateway.certificate import (
+    CERTIFICATE,
+    NEXT_CERTIFICATE,
+    NEXT_PRIVATE_KEY,
+    PRIVATE_KEY,
+)
 from tests.integration.bus_programs import free_port
 from tests.integration.group_children import wait_until
 from tests.integration.served_policies import FAILURE, MODEL, SPACES, WORKERS
@@ -525,6 +532,49 @@ def test_tokens_are_read_again_and_who_is_connected_stays(tmp_path: Path, signal
     assert "tokens: looked at again" in said
     assert "there is no file" in said
     assert "third" not in said
+
+
+def shown_certificate(address: str) -> str:
+    host, port = address.removeprefix("streams://").split(":")
+    return ssl.get_server_certificate((host, int(port)), timeout=PATIENCE)
+
+
+def says_hello(client: TcpClient) -> bool:
+    """Say hello, also once more: who knows the client answers the same."""
+    client.send(hello("sim"))
+    return decode_header(client.receive()[0]).payload_type == Welcome.__name__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signalled", [True, False], ids=["SIGHUP", "change"])
+def test_a_certificate_is_read_again_and_who_is_connected_stays(
+    tmp_path: Path, signalled: bool
+) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
+    with Server("--tcp", "127.0.0.1:0", *tls, "--drain-timeout", "0.1") as server:
+        address = server.addresses[1]
+        trusting = ssl.create_default_context(cadata=CERTIFICATE)
+        with TcpClient(address.removeprefix("streams://"), trusting) as client:
+            assert says_hello(client)
+            certificate.write_text(NEXT_CERTIFICATE)  # its key is missing yet
+            if signalled:
+                server.process.send_signal(signal.SIGHUP)
+            assert server.process.stdout is not None
+            while "certificate: not loaded anew" not in (line := server.process.stdout.readline()):
+                assert line, "the server has ended"
+            assert shown_certificate(address) == CERTIFICATE
+            key.write_text(NEXT_PRIVATE_KEY)
+            if signalled:
+                server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: shown_certificate(address) == NEXT_CERTIFICATE, "the next one")
+            assert says_hello(client)
+        said = server.end()
+    assert server.process.returncode == 0, said
+    assert "certificate: looked at again" in said
+    assert "PRIVATE KEY" not in said
 
 
 def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
