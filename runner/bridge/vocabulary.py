@@ -287,7 +287,8 @@ class EpisodeLimits:
     #: ones, for the step to become a row; None: by any number.
     max_version_lag: int | None = None
     #: Actions per second that one client is chosen; one second's worth may be asked for at once.
-    #: Clients that show one token with a name, or one key, are one. None: any number.
+    #: Clients that show one token with a name, or one key, are one. At least 1e-9, which is
+    #: one in 30 years. None: any number.
     max_rate: float | None = None
 
     def __post_init__(self) -> None:
@@ -297,7 +298,7 @@ class EpisodeLimits:
                 object.__setattr__(self, item.name, value)
         check_number("max_version_lag", self.max_version_lag, whole=True, least=0, optional=True)
         check_number("lease", self.lease, over=0.0, finite=True)
-        check_number("max_rate", self.max_rate, over=0.0, finite=True, optional=True)
+        check_number("max_rate", self.max_rate, least=1e-9, finite=True, optional=True)
 
 
 class BridgeStatistics(msgspec.Struct, kw_only=True):

@@ -41,6 +41,7 @@ from envbus.runner.policies.policy import Policy, Weights
 from envbus.runner.workers.config import check_kind, choose_start_method, list_of
 
 __all__ = [
+    "MOST_WORKERS",
     "PolicyMaker",
     "PolicyStatistics",
     "PolicyWorkers",
@@ -56,7 +57,7 @@ _COUNTS_TIMEOUT: Final = 2.0
 #: The same for a window, which is drawn each second.
 _GLANCE: Final = 0.3
 #: More are a mistake; their preparation alone would take minutes.
-_MOST_WORKERS: Final = 1024
+MOST_WORKERS: Final = 1024
 
 
 class PolicyStatistics(PolicySums, frozen=True, kw_only=True):
@@ -167,7 +168,7 @@ class PolicyWorkers(StaysHere):
         threads_per_process: ThreadsPerProcess = "auto",
     ) -> None:
         n, max_in_flight = (
-            positive_int("n", n, most=_MOST_WORKERS),
+            positive_int("n", n, most=MOST_WORKERS),
             positive_int("max_in_flight", max_in_flight),
         )
         for name, seconds in (("timeout", timeout), ("start_timeout", start_timeout)):

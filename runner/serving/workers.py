@@ -13,8 +13,9 @@ import numpy as np
 from gymnasium import Space
 
 from envbus.bus.errors import ConfigError, StartError
+from envbus.bus.settings import positive_int
 from envbus.runner.batches.nested import Tree, map_tree
-from envbus.runner.inference.policy_workers import PolicyWorkers
+from envbus.runner.inference.policy_workers import MOST_WORKERS, PolicyWorkers
 from envbus.runner.policies.policy import Policy, PolicyOutput, Weights, count_rows
 from envbus.runner.policies.policy_output import PolicyAnswer
 from envbus.runner.serving.loading import Maker, onnx_policy, policy_maker, read_model
@@ -29,8 +30,10 @@ def in_workers(text: str, n: int) -> Maker:
     """Return what makes the policy that `text` names, in `n` processes, as `policy_maker` does.
 
     Raises:
-        ConfigError: As `policy_maker`; later: none of the processes could make it.
+        ConfigError: As `policy_maker`, or `n` is too many; later: none of the processes could make
+            it.
     """
+    n = positive_int("--workers", n, most=MOST_WORKERS)
     policy_maker(text)  # raises here, and not in each process
 
     def make(observation_space: Space[Any], action_space: Space[Any]) -> Policy:

@@ -575,6 +575,8 @@ def test_whoever_waits_is_told_once_when_its_time_is_over_and_what_it_sent_count
         {"max_finished": 0},
         {"max_client_finished": 0},
         {"max_queued": 1.5},
+        {"max_rate": 0},
+        {"max_rate": 1e-320},  # its inverse is infinite
     ],
 )
 def test_unusable_limits_are_refused(limits: dict[str, float]) -> None:
