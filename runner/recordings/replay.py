@@ -1,10 +1,13 @@
 """Replays recorded episodes through the verbs of an external env's client, off-policy.
 
 So that logs train a policy in the very way in which a simulator that is there does.
+Episodes also come from, and go to, datasets of Minari.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +20,7 @@ from envbus.runner.batches.nested import Tree, map_tree, row_of
 from envbus.runner.extras import how_to_install
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 
-__all__ = ["minari_episodes", "replay"]
+__all__ = ["minari_episodes", "replay", "to_minari"]
 
 
 def replay(
@@ -93,6 +96,70 @@ def minari_episodes(dataset: Any) -> Iterator[SampleBatch]:
                 "t": np.arange(length, dtype=np.int64),
             }
         )
+
+
+def to_minari(
+    episodes: Iterable[MultiAgentBatch | SampleBatch], dataset_id: str, **options: Any
+) -> Any:
+    """Write episodes of one agent to a new Minari dataset; `minari_episodes` reads them back.
+
+        to_minari(read_episodes("recorded"), "robot/walk-v0", env="Robot-v1")
+
+    Where an action was not taken there is a gap: the rows before and after it are an episode each.
+    Infos are left out, and rows behind which an observation is missing.
+
+    Args:
+        episodes: Whole ones, `read_episodes(...)` for example; all of them are held in memory.
+        dataset_id: The dataset's id.
+        options: Of `minari.create_dataset_from_buffers`: `env`, or `observation_space` and
+            `action_space`; `author` and more. Images are kept as they are, and as JPEG with
+            `jpeg_encoding=True`, which they always are in Minari before 0.5.4.
+
+    Returns:
+        The `minari.MinariDataset`.
+
+    Raises:
+        ConfigError: An episode is of several agents, lacks a column, or is not whole; there is
+            none; Minari is not installed, or refuses what it is given.
+    """
+    try:
+        import minari
+    except ImportError as exc:
+        raise ConfigError(f"to write a Minari dataset, {how_to_install('minari')}") from exc
+    if "env" not in options and not {"observation_space", "action_space"} <= options.keys():
+        raise ConfigError("Minari wants env=, or observation_space= and action_space=")
+    buffers = []
+    for episode in episodes:
+        agents = _agents(episode)
+        if len(agents) > 1:
+            raise ConfigError(f"Minari has episodes of one agent, and one here has {list(agents)}")
+        for rows in itertools.chain.from_iterable(agents.values()):
+            if "next_obs_valid" in rows and not rows["next_obs_valid"][-1]:
+                rows = rows[:-1]
+            if not len(rows):
+                continue
+            last = np.arange(len(rows)) == len(rows) - 1
+            buffers.append(
+                minari.data_collector.EpisodeBuffer(
+                    observations=map_tree(_with_last, rows["obs"], rows["next_obs"]),
+                    actions=rows["actions"],
+                    rewards=rows["rewards"],
+                    terminations=rows["terminateds"],
+                    truncations=rows["truncateds"] | (last & ~rows["terminateds"]),
+                )
+            )
+    if not buffers:
+        raise ConfigError("there are no episodes to write")
+    if "jpeg_encoding" in inspect.signature(minari.create_dataset_from_buffers).parameters:
+        options.setdefault("jpeg_encoding", False)
+    try:
+        return minari.create_dataset_from_buffers(dataset_id, buffers, **options)
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"Minari does not make the dataset {dataset_id!r}: {exc}") from exc
+
+
+def _with_last(observations: Any, following: Any) -> Any:
+    return np.concatenate([observations, following[-1:]])
 
 
 def _agents(episode: MultiAgentBatch | SampleBatch) -> dict[Any, list[SampleBatch]]:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 pytest.importorskip("pyarrow")
 
 
 from envbus.bus.errors import ConfigError
 from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
-from envbus.runner.recordings import replay
+from envbus.runner.batches.nested import leaves_of
+from envbus.runner.recordings import minari_episodes, replay, to_minari
 
 
 class Log:
@@ -166,3 +170,96 @@ def test_what_cannot_be_replayed_is_named() -> None:
     twice = SampleBatch.concatenate([rows("a", 1, [0], terminated=True)] * 2)
     with pytest.raises(ConfigError, match=r"two trajectories.*split_by_episode"):
         replay([twice], Log())
+
+
+# --- Minari ---
+
+SEEN = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (9, 8, 3), np.uint8),
+        "pose": spaces.Tuple([spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(9)]),
+    }
+)
+DONE = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+def lived(length: int, *, terminated: bool) -> SampleBatch:
+    """An episode of which each row is another one."""
+    rng = np.random.default_rng(length)
+
+    def seen(first: int) -> Any:
+        past = slice(first, first + length)
+        return {"image": images[past], "pose": (places[past], np.arange(length + 1)[past])}
+
+    images = rng.integers(256, size=(length + 1, 9, 8, 3), dtype=np.uint8)
+    places = rng.random((length + 1, 2), np.float32)
+    told = rows("agent0", length, [*range(length)], terminated=terminated)
+    return told.with_columns(
+        obs=seen(0),
+        next_obs=seen(1),
+        actions=places[1:] / 2,
+        rewards=rng.random(length, np.float32),
+    )
+
+
+def through_minari(episodes: list[SampleBatch]) -> list[SampleBatch]:
+    to_minari(iter(episodes), "count/test-v0", observation_space=SEEN, action_space=DONE)
+    return list(minari_episodes("count/test-v0"))
+
+
+@pytest.fixture
+def minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder of datasets."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+
+
+def keeps_images_whole() -> bool:
+    """Minari before 0.5.4, which is what Python 3.10 has, makes JPEGs of all."""
+    minari = pytest.importorskip("minari")
+    return "jpeg_encoding" in inspect.signature(minari.create_dataset_from_buffers).parameters
+
+
+def same(got: SampleBatch, told: SampleBatch) -> None:
+    for name in ("obs", "actions", "next_obs", "rewards", "terminateds", "truncateds", "t"):
+        for one, other in zip(leaves_of(got[name], name), leaves_of(told[name], name), strict=True):
+            assert one[0] == other[0]
+            if "image" in one[0] and not keeps_images_whole():
+                continue
+            np.testing.assert_array_equal(one[1], other[1], err_msg=one[0])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of an author that is not told
+@pytest.mark.usefixtures("minari")
+def test_episodes_come_back_from_minari_as_they_were() -> None:
+    told = [lived(3, terminated=True), lived(1, terminated=False), lived(4, terminated=True)]
+    for one, other in zip(through_minari(told), told, strict=True):
+        same(one, other)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.usefixtures("minari")
+def test_minari_is_told_no_row_behind_which_an_observation_is_missing() -> None:
+    whole, gone = lived(3, terminated=False), lived(1, terminated=False)
+    valid = np.array([True, True, False])
+    told = [whole.with_columns(next_obs_valid=valid), gone.with_columns(next_obs_valid=valid[2:])]
+    (got,) = through_minari(told)
+    same(got, whole[:2].with_columns(truncateds=np.array([False, True])))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.usefixtures("minari")
+def test_what_minari_cannot_have_is_refused() -> None:
+    both = SampleBatch.concatenate([rows(name, 2, [0, 1], terminated=True) for name in "ab"])
+    spaces_of = {"observation_space": SEEN, "action_space": DONE}
+    with pytest.raises(ConfigError, match=r"one agent, and one here has \['a', 'b'\]"):
+        to_minari([both], "count/test-v0", **spaces_of)
+    with pytest.raises(ConfigError, match="no episodes"):
+        to_minari([], "count/test-v0", **spaces_of)
+    with pytest.raises(ConfigError, match="Minari wants env="):
+        to_minari([lived(2, terminated=True)], "count/test-v0", action_space=DONE)
+    with pytest.raises(ConfigError, match=r"does not make the dataset 'count/test-v0'.*color"):
+        to_minari([lived(2, terminated=True)], "count/test-v0", **spaces_of, color="red")
+    to_minari([lived(2, terminated=True)], "count/test-v0", **spaces_of)
+    with pytest.raises(ConfigError, match="already exists"):
+        to_minari([lived(2, terminated=True)], "count/test-v0", **spaces_of)
