@@ -6,6 +6,7 @@ snippet below `<!-- fragment -->` needs what the page does not show, and is comp
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import pkgutil
@@ -94,6 +95,47 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_the_fragments_of_a_page_are_python(page: Path) -> None:
     for fragment in blocks(page, "python", fragments=True):
         compile(textwrap.dedent(fragment), name_of(page), "exec")
+
+
+class _Bare(ast.NodeTransformer):
+    """Leaves out what a page is spared: annotations, docstrings, and imports."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+        node.bases = bases
+        return self._without_docstring(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        return self._without_docstring(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+    def visit_Import(self, node: ast.Import) -> None:
+        return None
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        return None
+
+    def _without_docstring(self, node: ast.ClassDef | ast.FunctionDef) -> ast.AST:
+        if ast.get_docstring(node) is not None:
+            del node.body[0]
+        return self.generic_visit(node)
+
+
+def bare_classes(source: str) -> dict[str, str]:
+    found = [part for part in ast.parse(source).body if isinstance(part, ast.ClassDef)]
+    return {part.name: ast.unparse(_Bare().visit(part)) for part in found}
+
+
+def test_the_classes_of_the_page_about_sources_of_envs_are_those_that_are_tested() -> None:
+    page = ROOT / "docs/how-to/sources-of-envs.md"
+    printed = bare_classes("\n".join(blocks(page, "python", fragments=True)))
+    tested = (ROOT / "tests/integration/envs/test_env_sources.py").read_text("utf-8")
+    assert printed.keys() == {"DmEnv", "BraxEnv"}
+    assert printed.items() <= bare_classes(tested).items()
 
 
 COMMANDS = commands("envbus")

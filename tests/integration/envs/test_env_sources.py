@@ -60,8 +60,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
     def __init__(self, make_env: Callable[[int | None], Any]) -> None:
         from shimmy.utils.dm_env import dm_spec2gym_space
 
-        self._make = make_env
-        self._env = make_env(None)
+        self._make, self._env = make_env, make_env(None)
         self.observation_space = dm_spec2gym_space(self._env.observation_spec())
         self.action_space = dm_spec2gym_space(self._env.action_spec())
 
@@ -270,8 +269,7 @@ class BraxEnv(VectorEnv[Any, Any, Any]):
 
             return jax.tree.map(choose, env.reset(key), env.step(state, actions))
 
-        self._key = jax.random.key
-        self._split = jax.random.split
+        self._key, self._split = jax.random.key, jax.random.split
         self._reset, self._step = jax.jit(env.reset), jax.jit(step)
         self._rng = self._key(0)
 
