@@ -16,22 +16,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.gateway.config import split_address
 from envbus.runner.batches.latency import LatencyHistogram
+from envbus.runner.extras import needed_for
 from envbus.runner.monitoring.listener import read_until
 from envbus.runner.monitoring.observer import ObservedRun, Observer
 from envbus.runner.monitoring.registry import VARIABLE
+
+with needed_for("MetricsServer", "monitoring"):
+    from prometheus_client import CollectorRegistry, make_wsgi_app
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
 
 __all__ = ["MetricsServer", "metrics_of"]
 

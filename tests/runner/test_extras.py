@@ -36,6 +36,7 @@ importlib.import_module(sys.argv[2])
         ("torchrl", "envbus.runner.adapters.torchrl", "torchrl"),
         ("stable_baselines3", "envbus.runner.adapters.sb3", "sb3"),
         ("pytest", "envbus.runner.testing", "testing"),
+        ("prometheus_client", "envbus.runner.monitoring.exporter", "monitoring"),
         ("textual", "envbus.runner.cli.top_app", "top"),
     ],
 )

@@ -76,3 +76,4 @@ def test_without_its_libraries_it_says_what_to_install() -> None:
     assert done.returncode == 2
     assert "`envbus dashboard` needs more" in done.stderr
     assert "uvicorn" in done.stderr
+    assert "pip install -e '.[dashboard]' in a clone" in done.stderr
