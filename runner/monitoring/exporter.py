@@ -52,6 +52,8 @@ _BUCKETS: Final = tuple(
     factor * 10.0**power for power in range(-5, 2) for factor in (1.0, 2.0, 5.0)
 )
 _STATES: Final = ("starting", "building", "built", "ready", "leaving", "down", "lost")
+#: Header of what is no page of figures.
+_PLAIN: Final = ("Content-Type", "text/plain; charset=utf-8")
 #: Milliseconds, as names of levels say.
 _MS: Final = re.compile(r"_ms$")
 
@@ -217,6 +219,16 @@ class MetricsServer:
     def _serve(
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
+        try:
+            return self._answer(environ, start_response)
+        except Exception:  # which the server would write to stderr, whatever the log looks like
+            logger.exception("the figures of this process cannot be told")
+        start_response("500 Internal Server Error", [_PLAIN])
+        return [b"the figures cannot be told; the log of this process says why\n"]
+
+    def _answer(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "")
         if path == "/metrics":
             answer: Iterable[bytes] = self._metrics(environ, start_response)
@@ -228,7 +240,7 @@ class MetricsServer:
             missing = list(_unready(self._look()))
             status = "503 Service Unavailable" if missing else "200 OK"
             text = "\n".join(missing or ["ready"]) + "\n"
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        start_response(status, [_PLAIN])
         return [text.encode()]
 
 

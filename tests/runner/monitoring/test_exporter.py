@@ -18,11 +18,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import envbus
-from envbus.bus.errors import ConfigError
+from envbus.bus.errors import ConfigError, EnvbusError
 from envbus.runner.batches.latency import LatencyHistogram
 from envbus.runner.monitoring.exporter import MetricsServer, metrics_of
 from envbus.runner.monitoring.figures import PartFigures, ProcessFigures, RunFigures
 from envbus.runner.monitoring.observer import ObservedRun
+from envbus.runner.monitoring.registry import show, unshow
 from envbus.runner.monitoring.runs import Usage
 from tests.waiting import wait_until
 
@@ -158,6 +159,58 @@ with MetricsServer("127.0.0.1:0") as server:
     done = subprocess.run(run, check=True, timeout=60.0, capture_output=True, text=True)
     before = "503 nothing works here yet, or ENVBUS_MONITORING=0 keeps it from being shown"
     assert done.stdout.splitlines() == [before, "200"]
+
+
+class Raises:
+    """A part that cannot tell its figures."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def figures(self, name: str) -> PartFigures:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [ValueError("half closed"), RuntimeError("it has changed")])
+def test_of_a_part_that_cannot_tell_its_figures_all_others_are_served(
+    served: tuple[envbus.BusVectorEnv, str], error: Exception
+) -> None:
+    envs, url = served
+    raises = Raises(error)
+    show(raises, "Raises")
+    try:
+        envs.step(np.zeros(4, int))
+        status, text = get(f"{url}/metrics")
+        assert status == 200
+        assert "Raises" not in text
+        (steps,) = (line for line in text.splitlines() if line.startswith("envbus_env_steps_total"))
+        assert steps.endswith(" 4.0")
+        assert get(f"{url}/readyz") == (200, "ready\n")
+        envs.step(np.zeros(4, int))
+    finally:
+        unshow(raises)
+
+
+class BlindServer(MetricsServer):
+    """Cannot look."""
+
+    def _look(self) -> list[ObservedRun]:
+        raise EnvbusError("nobody can look on this system")
+
+
+def test_where_nobody_can_look_that_is_answered_and_logged_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with envbus.make_vec("CartPole-v1", 1, num_actors=0) as envs, BlindServer("127.0.0.1:0") as own:
+        envs.reset(seed=0)
+        for page in ("metrics", "readyz"):
+            status, text = get(f"http://{own.address}/{page}")
+            assert (status, "the log of this process says why" in text) == (500, True)
+            assert "nobody can look" in caplog.text
+            caplog.clear()
+            envs.step(np.zeros(1, int))
+        assert get(f"http://{own.address}/healthz") == (200, "ok\n")
+    assert capfd.readouterr().err == ""  # where each line may have to be JSON
 
 
 def test_a_port_that_is_taken_and_an_address_that_is_none_are_refused() -> None:
