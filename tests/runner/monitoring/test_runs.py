@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cv2
@@ -160,6 +160,90 @@ def test_a_pool_tells_its_steps_also_those_of_this_process() -> None:
             assert told.counts["env_steps"] == 20
             assert told.levels["envs"] == 4
             assert not any(process.busy for process in told.processes)
+
+
+def part_when(kind: str, holds: Callable[[PartFigures], object], what: str) -> PartFigures:
+    """Return the figures of the only part of its kind, once something holds of them."""
+    told: list[PartFigures] = []
+
+    def look_again() -> bool:
+        told[:] = [part(kind)]
+        return bool(holds(told[0]))
+
+    wait_until(look_again, what)
+    return told[0]
+
+
+@pytest.mark.slow
+def test_a_group_tells_its_runners_and_who_died() -> None:
+    with EnvRunnerGroup(2, [CountingEnv] * 2, Steps()) as group:
+        pids = group.runner_pids()
+        group.sample(num_env_steps=8)
+        told = part("EnvRunnerGroup")
+        assert told.counts["num_env_steps_sampled"] == 8
+        assert told.levels["actors_ready"] == 2
+        assert [(one.name, one.pid, one.state, one.busy) for one in told.processes] == [
+            ("runner-0", pids[0], "ready", False),
+            ("runner-1", pids[1], "ready", False),
+        ]
+        assert told.faults == []
+        assert told.restarts
+        group.sample_async(num_env_steps=4)
+        assert [one.busy for one in part("EnvRunnerGroup").processes] == [True, True]
+        group.collect(2)
+
+        def is_back(told: PartFigures) -> bool:
+            group.sample(num_env_steps=4)  # which is when it looks after its runners
+            return told.counts["restarts"] == 1 and told.levels["actors_ready"] == 2
+
+        os.kill(pids[1], signal.SIGKILL)
+        told = part_when("EnvRunnerGroup", is_back, "its next life is shown")
+        assert [one.incarnation for one in told.processes] == [0, 1]
+        assert told.processes[1].pid == group.runner_pids()[1] != pids[1]
+        (fault,) = told.faults
+        assert (fault.cause, fault.process, fault.env) == ("crash", "runner-1", -1)
+        assert "SIGKILL" in fault.message
+
+
+@pytest.mark.slow
+def test_policy_workers_tell_what_waits_which_version_and_who_died() -> None:
+    def waiting(rows: int) -> Callable[[PartFigures], object]:
+        return lambda told: told.levels["rows_waiting"] == rows
+
+    with (
+        PolicyWorkers(Steps(), max_batch=3, max_wait=PATIENCE) as workers,
+        workers.policy() as policy,
+    ):
+        (pid,) = workers.pids()
+        first = policy.submit_actions(np.zeros((2, 4)), None)
+        told = part_when("PolicyWorkers", waiting(2), "two rows wait for a third")
+        assert told.counts["rows.default_policy"] == 0
+        second = policy.submit_actions(np.zeros((1, 4)), None)
+        for ticket in (first, second):
+            policy.collect_actions(ticket)
+        told = part_when(
+            "PolicyWorkers", lambda told: told.counts["requests.default_policy"] == 2, "all went"
+        )
+        assert waiting(0)(told)
+        assert told.counts["rows.default_policy"] == 3
+        assert sum(told.latencies["default_policy"].values()) == 2
+        assert [(one.name, one.pid, one.state) for one in told.processes] == [
+            ("policy-worker-0", pid, "ready")
+        ]
+        assert told.faults == []
+        workers.set_weights({"number": np.ones(1, np.int64)}, 7)
+        assert part("PolicyWorkers").levels["version.default_policy"] == 7
+        os.kill(pid, signal.SIGKILL)
+        told = part_when(
+            "PolicyWorkers",
+            lambda told: [(one.incarnation, one.state) for one in told.processes] == [(1, "ready")],
+            "its next life is shown",
+        )
+        assert told.counts["restarts"] == 1
+        assert [one.pid for one in told.processes] == workers.pids() != [pid]
+        (fault,) = told.faults
+        assert (fault.cause, fault.process, fault.env) == ("crash", "policy-worker-0", -1)
+        assert "SIGKILL" in fault.message
 
 
 def test_nothing_listens_when_the_last_part_is_closed() -> None:
