@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from envbus.runner.cli.main import CLOSED_PIPE, main
+from tests.waiting import wait_until
 
 COMMAND = [sys.executable, "-W", "error", "-m", "envbus.runner.cli.main"]
 
@@ -173,6 +175,38 @@ def test_a_log_of_json_tells_who_died_and_why() -> None:
     (line,) = map(json.loads, done.stderr.splitlines())
     assert (line["level"], line["cause"]) == ("WARNING", "crash")
     assert line["message"].startswith(line["actor"])
+
+
+@pytest.mark.slow
+def test_a_run_tells_prometheus_its_steps_meanwhile() -> None:
+    steps = re.compile(r"^envbus_env_steps_total\{.*\} (\S+)$", re.MULTILINE)
+    with subprocess.Popen(
+        [
+            *(*COMMAND, "run", "CartPole-v1", "--num-envs", "4", "--actors", "2"),
+            *("--seconds", "100", "--metrics", "127.0.0.1:0"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            assert job.stderr is not None
+            place = job.stderr.readline()
+            port = place.removeprefix("metrics at http://127.0.0.1:").removesuffix("/metrics\n")
+            assert port.isdecimal(), place
+            seen: set[float] = set()
+
+            def steps_go_on() -> bool:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
+                    seen.update(map(float, steps.findall(page.read().decode())))
+                return len(seen - {0.0}) >= 2
+
+            wait_until(steps_go_on, "its env steps are told, and grow")
+            job.send_signal(signal.SIGINT)
+            _, err = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == 130, err
 
 
 @pytest.mark.slow
