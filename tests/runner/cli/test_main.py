@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ class StuckEnv(LoudEnv):
 
 class BrokenEnv(LoudEnv):
     def step(self, action):
+        raise RuntimeError("step is broken")
+
+
+class OnceBrokenEnv(LoudEnv):
+    def step(self, action):
+        try:  # once, of all of them
+            os.close(os.open("broken", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return super().step(action)
         raise RuntimeError("step is broken")
 
 
@@ -175,6 +185,24 @@ def test_a_log_of_json_tells_who_died_and_why() -> None:
     (line,) = map(json.loads, done.stderr.splitlines())
     assert (line["level"], line["cause"]) == ("WARNING", "crash")
     assert line["message"].startswith(line["actor"])
+
+
+@pytest.mark.slow
+def test_a_log_of_json_tells_which_env_raised_where_and_what(folder: Path) -> None:
+    done = envbus(
+        *("run", "mine:OnceBrokenEnv", "--num-envs", "4", "--actors", "2", "--seconds", "2"),
+        *("--kill-one", "--log-format", "json"),  # for which its envs are started again
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = list(map(json.loads, done.stderr.splitlines()))
+    (line,) = (line for line in lines if "env" in line)
+    assert (line["level"], line["cause"]) == ("WARNING", "error")
+    assert line["env"] in ((0, 1) if line["actor"] == "actor-0" else (2, 3))
+    assert line["actor"] in ("actor-0", "actor-1")
+    assert "step is broken" in line["message"]
+    assert datetime.fromisoformat(line["time"]).tzinfo is not None
+    assert [line["cause"] for line in lines if "env" not in line] == ["crash"]
 
 
 @pytest.mark.slow
