@@ -37,6 +37,17 @@ def test_its_address_is_told_with_a_token_of_its_own(capsys: pytest.CaptureFixtu
     assert re.fullmatch(r"the dashboard is at http://127\.0\.0\.1:\d+/\?token=[\w-]{32}\n", told)
 
 
+def test_without_an_address_only_this_host_reaches_it(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["dashboard", "--seconds", "0"])
+    captured = capsys.readouterr()
+    # Or it is taken there.
+    assert re.match(
+        r"the dashboard is at http://127\.0\.0\.1:8765/\?token="
+        r"|envbus: error: the dashboard cannot be served at 127\.0\.0\.1:8765: ",
+        captured.out or captured.err,
+    )
+
+
 def test_the_token_of_a_file_is_not_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
