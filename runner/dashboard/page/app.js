@@ -354,7 +354,8 @@ function open(run, part, process) {
   parts.draw()
   processes.draw()
   write(element("panel-title"), process ? `${process} of ${part}` : part)
-  for (const id of ["panel-text", "panel-picture"]) element(id).hidden = true
+  element("panel-text").hidden = true
+  hidePicture()
   element("panel-actions").replaceChildren()
   element("panel-body").replaceChildren()
   element("panel").hidden = false
@@ -396,25 +397,49 @@ function addAction(title, act) {
 async function showStacks() {
   const asked = panel
   const text = element("panel-text")
+  hidePicture()
   text.hidden = false
   write(text, "asking ...")
   const answer = await fetch(`/stacks?${query()}`, { method: "POST" }).then(reply => reply.text()).catch(String)
   if (panel === asked) write(text, answer)
 }
 
-async function showPicture(env) {
+// The env whose last observation is shown, and loaded again with each frame; null: none.
+let pictured = null
+let isLoading = false
+
+function showPicture(env) {
+  pictured = env
+  loadPicture()
+}
+
+function loadPicture() {
   const asked = panel
+  const env = pictured
   const picture = element("panel-picture")
   const text = element("panel-text")
-  picture.onload = () => { if (panel === asked) { picture.hidden = false; text.hidden = true } }
+  const isWanted = () => panel === asked && pictured === env
+  isLoading = true
+  picture.onload = () => {
+    isLoading = false
+    if (!isWanted()) return
+    picture.hidden = false
+    text.hidden = true
+  }
   picture.onerror = () => {
-    if (panel !== asked) return
-    picture.hidden = true
+    isLoading = false
+    if (!isWanted()) return
+    hidePicture()
     text.hidden = false
     write(text, `The last observation of env ${env} is no picture, or its run does not answer.`)
   }
   picture.alt = `last observation of env ${env}`
   picture.src = `/picture?${query({ env, at: Date.now() })}`
+}
+
+function hidePicture() {
+  pictured = null
+  element("panel-picture").hidden = true
 }
 
 function list(pairs) {
@@ -433,6 +458,7 @@ async function refresh() {
     if (panel === asked) element("panel-body").replaceChildren(...body)
     if (panel === asked && isBridge) await refreshEpisodes(asked)
     if (panel === asked && asked.process && element("panel-log").open) await refreshLog(asked)
+    if (panel === asked && pictured !== null && !isLoading) loadPicture()
   } catch {
     // The dashboard has ended, which the page says above.
   } finally {

@@ -238,7 +238,7 @@ def bridge_of(bridge: ExternalEnvBridge) -> Iterator[None]:
         thread.join()
 
 
-def test_the_last_observation_of_an_env_is_shown(
+def test_the_last_observation_of_an_env_is_shown_and_again_as_long_as_it_is_open(
     open_page: Callable[[DashboardServer], Page],
 ) -> None:
     with envbus.make_vec(Grey, 4, num_actors=2) as envs, serving() as server:
@@ -250,17 +250,45 @@ def test_the_last_observation_of_an_env_is_shown(
             picture = "document.querySelector('#panel-picture')"
             wait_until(lambda: page.holds(f"{picture}.naturalWidth === 20"), "it is shown")
             assert not page.evaluate(f"{picture}.hidden")
+            assert grey_of(page, picture) == 99
+            for step in range(2):
+                envs.step(np.zeros(4, np.int64))
+                wait_until(
+                    lambda grey=100 + step: grey_of(page, picture) == grey, "the next one is shown"
+                )
+            assert not page.evaluate(f"{picture}.hidden")
+            page.evaluate("document.querySelector('#panel-actions button').click()")
+            wait_until(lambda: "thread" in text_of(page, "#panel-text"), "stacks take its place")
+            assert page.evaluate(f"{picture}.hidden")
             assert page.errors() == []
 
 
+def grey_of(page: Page, picture: str) -> int:
+    """Return how light the first pixel of a picture is."""
+    return int(
+        page.evaluate(
+            "(() => { const context = document.createElement('canvas').getContext('2d');"
+            f" context.drawImage({picture}, 0, 0);"
+            " return context.getImageData(0, 0, 1, 1).data[0] })()"
+        )
+    )
+
+
 class Grey(gymnasium.Env[Any, Any]):
-    """Is observed to be grey."""
+    """Is observed to be grey, and lighter with each step."""
 
     observation_space = Box(0, 255, (10, 20), np.uint8)
     action_space = Discrete(2)
 
+    def __init__(self) -> None:
+        self.grey = 99
+
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.full((10, 20), 99, np.uint8), {}
+        return np.full((10, 20), self.grey, np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self.grey += 1
+        return np.full((10, 20), self.grey, np.uint8), 0.0, False, False, {}
 
 
 def test_of_a_thousand_actors_only_those_that_are_seen_are_in_the_page(
