@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,31 @@ def test_numbers_move_and_a_kill_is_shown(open_page: Callable[[DashboardServer],
         wait_until(lambda: page.evaluate("points.length") >= 3, "plots have something to show")
         assert page.evaluate("document.querySelectorAll('canvas').length") == 4
         assert page.evaluate("location.search") == ""  # the token is not shown
+        assert page.errors() == []
+
+
+def test_a_dot_of_the_time_line_that_is_clicked_tells_its_reason(
+    open_page: Callable[[DashboardServer], Page],
+) -> None:
+    now = time.time()
+    faults = [crash(now - age, f"reason {age}") for age in (90, 60, 30)]
+    part = part_of(1, faults=faults)
+    with serving(lambda: [observed(part)]) as server, open_page(server) as page:
+        dots = "document.querySelectorAll('#line button')"
+        wait_until(lambda: page.evaluate(f"{dots}.length") == 3, "each is a dot")
+        wait_until(lambda: "reason 30" in text_of(page, "#fault"), "the newest one is told")
+        # Whoever clicks where one is seen clicks that one.
+        page.evaluate(
+            f"(() => {{ const dot = {dots}[1]; dot.scrollIntoView({{ block: 'center' }});"
+            " const place = dot.getBoundingClientRect(); document"
+            ".elementFromPoint(place.x + place.width / 2, place.y + place.height / 2).click() })()"
+        )
+        assert "actor-0, crash: reason 60" in text_of(page, "#fault")
+        part.faults.append(crash(now, "reason 0"))
+        wait_until(lambda: page.evaluate(f"{dots}.length") == 4, "there is another one")
+        assert "reason 60" in text_of(page, "#fault"), "it is told until another one is clicked"
+        page.evaluate(f"{dots}[3].click()")
+        assert "reason 0" in text_of(page, "#fault")
         assert page.errors() == []
 
 
