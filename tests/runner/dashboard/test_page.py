@@ -105,6 +105,24 @@ def test_numbers_move_and_a_kill_is_shown(open_page: Callable[[DashboardServer],
         assert page.errors() == []
 
 
+@pytest.mark.alone
+def test_a_kill_is_shown_within_two_seconds(open_page: Callable[[DashboardServer], Page]) -> None:
+    with stepping() as envs, serving() as server, open_page(server) as page:
+        wait_until(lambda: text_of(page, "#up") == "2 of 2", "all are there")
+        dots = "document.querySelectorAll('#line button').length"
+        took = []
+        for number in range(3):
+            begin = time.monotonic()
+            os.kill(envs.actor_pids()[0], signal.SIGKILL)
+            wait_until(lambda shown=number + 1: page.evaluate(dots) == shown, "it is shown")
+            took.append(time.monotonic() - begin)
+            assert "actor-0, crash" in text_of(page, "#fault")
+            wait_until(
+                lambda back=str(number + 1): text_of(page, "#restarts") == back, "it is back"
+            )
+        assert max(took) < 2.0, took
+
+
 def test_a_dot_of_the_time_line_that_is_clicked_tells_its_reason(
     open_page: Callable[[DashboardServer], Page],
 ) -> None:
