@@ -357,6 +357,25 @@ def test_of_a_thousand_actors_only_those_that_are_seen_are_in_the_page(
         assert page.errors() == []
 
 
+@pytest.mark.alone
+def test_a_thousand_actors_scroll_smoothly(open_page: Callable[[DashboardServer], Page]) -> None:
+    look = Growing(observed(part_of(1000)))
+    with serving(look) as server, open_page(server) as page:
+        wait_until(lambda: text_of(page, "#up") == "1000 of 1000", "all are shown")
+        page.evaluate(  # from the first one to the last, while numbers move each second
+            "(() => { window.gaps = []; let last = performance.now();"
+            " const scroll = () => { const now = performance.now(); gaps.push(now - last);"
+            " last = now; processes.body.scrollTop += 150;"
+            " if (gaps.length < 180) requestAnimationFrame(scroll) };"
+            " requestAnimationFrame(scroll) })()"
+        )
+        wait_until(lambda: page.evaluate("gaps.length") == 180, "it has scrolled")
+        wait_until(lambda: "actor-999" in text_of(page, "#processes"), "to the last one")
+        gaps = sorted(page.evaluate("gaps"))
+        assert gaps[len(gaps) * 95 // 100] < 100.0, gaps  # milliseconds
+        assert page.errors() == []
+
+
 def test_plots_go_on_when_the_clock_was_put_back(
     open_page: Callable[[DashboardServer], Page],
 ) -> None:
