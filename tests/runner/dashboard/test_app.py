@@ -8,9 +8,11 @@ import json
 import os
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import envbus
@@ -18,6 +20,7 @@ from envbus.bus.errors import ConfigError, TransportError
 from envbus.runner.dashboard.access import HEADERS
 from envbus.runner.dashboard.server import DashboardServer
 from envbus.runner.dashboard.watch import MOST_BROWSERS
+from envbus.runner.monitoring.observer import Observer
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
 from tests.runner.dashboard.looks import (
     LOOPBACK,
@@ -50,11 +53,16 @@ def cookie_of(server: DashboardServer) -> str:
 
 
 @contextlib.contextmanager
-def looking(server: DashboardServer) -> Iterator[http.client.HTTPResponse]:
-    """A browser that looks."""
+def looking(
+    server: DashboardServer, *, room: int | None = None
+) -> Iterator[http.client.HTTPResponse]:
+    """A browser that looks; `room` is for how many bytes that it has not read."""
     with contextlib.closing(
         http.client.HTTPConnection(server.address, timeout=PATIENCE)
     ) as connection:
+        if room is not None:
+            connection.connect()
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         connection.request("GET", "/events", headers={"Cookie": cookie_of(server)})
         with connection.getresponse() as answer:
             yield answer
@@ -197,6 +205,39 @@ def test_a_browser_that_does_not_read_keeps_nobody_waiting() -> None:
         with looking(server), looking(server) as other:
             frames = [next_event(other) for _ in range(3)]
         assert [name for name, _ in frames] == ["points", "frame", "frame"]
+
+
+@pytest.mark.slow
+def test_a_run_is_stepped_while_a_browser_does_not_read() -> None:
+    large, look = observed(part_of(10_000)), Observer(os.getpid()).look
+    taken, over = 0, threading.Event()
+    with envbus.make_vec("CartPole-v1", 4, num_actors=2) as envs:
+        envs.reset(seed=0)
+
+        def step() -> None:
+            nonlocal taken
+            while not over.is_set():
+                envs.step(np.zeros(4, int))
+                taken += 1
+
+        stepping = threading.Thread(target=step)
+        stepping.start()
+        try:
+            with (
+                serving(lambda: [*look(), large]) as server,
+                looking(server, room=4096),
+                looking(server) as other,
+            ):
+                for _ in range(6):  # more than fits into what the kernel keeps of a connection
+                    before = taken
+                    name, frame = next_event(other)
+                    assert name in ("points", "frame")
+                    wait_until(lambda at=before: taken > at, "it goes on")
+                assert isinstance(frame, dict)
+                assert any(row[7] for row in frame["parts"] if row[0] == os.getpid())
+        finally:
+            over.set()
+            stepping.join()
 
 
 def test_stacks_and_log_of_an_actor_are_told_and_of_no_other_process() -> None:
