@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -230,14 +230,16 @@ def test_an_episode_that_is_clicked_shows_its_verbs(
     open_page: Callable[[DashboardServer], Page],
 ) -> None:
     spaces = Box(-1.0, 1.0, (2,), np.float32), Discrete(2)
-    with (
-        ExternalEnvBridge(*spaces) as bridge,
-        bridge_of(bridge),
-        ExternalEnvClient(bridge.address) as client,
-    ):
-        names = [client.start_episode(f"episode-{number}") for number in range(500)]
-        for name in names:
-            client.log_returns(name, 1.0)
+    with ExternalEnvBridge(*spaces) as bridge, bridge_of(bridge), ExitStack() as stack:
+        names = [f"episode-{number}" for number in range(500)]
+        clients = [
+            stack.enter_context(ExternalEnvClient(bridge.address, name=f"simulator-{number}"))
+            for number in range(len(names))
+        ]
+        for name, simulator in zip(names, clients, strict=True):
+            simulator.start_episode(name)
+            simulator.log_returns(name, 1.0)
+        client = clients[7]
         client.get_action(names[7], np.zeros(2, np.float32))
         with serving() as server, open_page(server) as page:
             wait_until(lambda: "ExternalEnvBridge" in text_of(page, "#parts"), "it is shown")
@@ -246,6 +248,7 @@ def test_an_episode_that_is_clicked_shows_its_verbs(
                 ".find(row => row.innerText.includes('ExternalEnvBridge')).click()"
             )
             wait_until(lambda: names[7] in text_of(page, "#panel-episodes"), "episodes are shown")
+            assert "simulator-7" in text_of(page, "#panel-episodes")
             page.evaluate(
                 "[...document.querySelectorAll('#panel-episodes .row')]"
                 f".find(row => row.innerText.includes('{names[7]}')).click()"
