@@ -26,6 +26,7 @@ __all__ = [
     "JsonLines",
     "LogFormat",
     "Metrics",
+    "announce",
     "find_modules_here",
     "in_options",
     "log_to",
@@ -156,6 +157,14 @@ def open_console(file: IO[str] | None = None, *, stderr: bool = False) -> Consol
 def say(console: Console, text: str) -> None:
     """Print a line as it is: `a:b:` is an import path, no emoji."""
     console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def announce(text: str, log_format: LogFormat) -> None:
+    """Write to standard error what is no fault, as a line of the log looks."""
+    if log_format is LogFormat.JSON:
+        told = {"name": "envbus", "levelno": logging.INFO, "levelname": "INFO", "msg": text}
+        text = JsonLines().format(logging.makeLogRecord(told))
+    say(open_console(stderr=True), text)
 
 
 def find_modules_here() -> None:

@@ -26,11 +26,11 @@ from envbus.runner.cli.console import (
     AskedFormat,
     LogFormat,
     Metrics,
+    announce,
     find_modules_here,
     log_to,
     open_console,
     refuse,
-    say,
     serving_metrics,
 )
 
@@ -256,7 +256,7 @@ def run(
 
     with serving_metrics(metrics) as place:
         if place:
-            say(open_console(stderr=True), f"metrics at {place}")
+            announce(f"metrics at {place}", log_format)
         _measure(lambda line: run_job(config, line), show, as_json=as_json, log_format=log_format)
 
 

@@ -191,11 +191,14 @@ def test_a_log_of_json_tells_who_died_and_why() -> None:
 def test_a_log_of_json_tells_which_env_raised_where_and_what(folder: Path) -> None:
     done = envbus(
         *("run", "mine:OnceBrokenEnv", "--num-envs", "4", "--actors", "2", "--seconds", "2"),
-        *("--kill-one", "--log-format", "json"),  # for which its envs are started again
+        "--kill-one",  # for which its envs are started again
+        *("--metrics", "127.0.0.1:0", "--log-format", "json"),
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr
-    lines = list(map(json.loads, done.stderr.splitlines()))
+    place, *lines = map(json.loads, done.stderr.splitlines())
+    assert place["level"] == "INFO"
+    assert re.fullmatch(r"metrics at http://127\.0\.0\.1:\d+/metrics", place["message"])
     (line,) = (line for line in lines if "env" in line)
     assert (line["level"], line["cause"]) == ("WARNING", "error")
     assert line["env"] in ((0, 1) if line["actor"] == "actor-0" else (2, 3))
