@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 import pkgutil
 import re
 import shlex
@@ -95,6 +96,66 @@ def test_the_snippets_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_the_fragments_of_a_page_are_python(page: Path) -> None:
     for fragment in blocks(page, "python", fragments=True):
         compile(textwrap.dedent(fragment), name_of(page), "exec")
+
+
+#: By library of the page about trackers: what prints, behind its fragment, a number that it has.
+LOGGED = {
+    "tensorboard": """
+writer.close()
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator("runs/cartpole").Reload()
+print(events.Scalars(NAME)[-1].value, events.Scalars(NAME)[-1].step)
+""",
+    "wandb": """
+from pathlib import Path
+run.log({}, commit=True)
+last = run.summary[NAME], run.step - 1
+run.finish()
+assert list(Path().glob("wandb/offline-run-*/*.wandb"))
+print(*last)
+""",
+    "mlflow": """
+run = mlflow.active_run().info.run_id
+last = mlflow.MlflowClient().get_metric_history(run, NAME)[-1]
+mlflow.end_run()
+print(last.value, last.step)
+""",
+}
+SAMPLE = """
+pool = ActorPool(["CartPole-v1"] * 2, autoreset_mode="Disabled")
+with EnvRunner(pool, RandomPolicy(pool.single_action_space), config) as runner:
+    for _ in range(2):
+        runner.sample(num_env_steps=50)
+NAME = "num_env_steps_sampled_lifetime"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LOGGED)
+def test_a_tracker_has_the_numbers_that_its_snippet_hands_it(library: str, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    if library == "tensorboard":
+        pytest.importorskip("torch")
+    page = ROOT / "docs/how-to/trackers.md"
+    (snippet,) = (text for text in blocks(page, "python", fragments=True) if library in text)
+    (tmp_path / "program.py").write_text(scripts(page)[0] + snippet + SAMPLE + LOGGED[library])
+    offline = {
+        "WANDB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlruns",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, **offline},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    value, step = done.stdout.split()[-2:]
+    assert float(value) == int(step) == 100
 
 
 class _Bare(ast.NodeTransformer):
