@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,13 +27,18 @@ from envbus.runner import (
 )
 from envbus.runner.batches import MultiAgentBatch, SampleBatch
 from envbus.runner.policies import RandomPolicy
+from tests.integration.group_children import is_alive
+from tests.waiting import wait_until
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Ray's own imports
     pytest.importorskip("ray")
     pytest.importorskip("torch")
+    import ray
     from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.connectors.connector_v2 import ConnectorV2
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
+    from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
     from ray.rllib.env.vector.sync_vector_multi_agent_env import SyncVectorMultiAgentEnv
     from ray.rllib.policy import sample_batch as rllib_batches
@@ -110,6 +115,50 @@ class Pair(MultiAgentEnv):
         return {a: np.array([self.time, self.length], np.float32) for a in agents}
 
 
+class Match(MultiAgentEnv):
+    """Two agents see a digit each, 0 or 1, and get 1 for the action that is the same; 16 steps."""
+
+    def __init__(self, context: Any = None) -> None:
+        super().__init__()
+        self.agents = self.possible_agents = ["x", "y"]
+        box = gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32)
+        self.observation_spaces = dict.fromkeys(self.agents, box)
+        self.action_spaces = dict.fromkeys(self.agents, gymnasium.spaces.Discrete(2))
+        self.random = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.time = 0
+        return self._see(), {}
+
+    def step(self, actions: Any) -> Any:
+        self.time += 1
+        rewards = {agent: float(digit == actions[agent]) for agent, digit in self.digits.items()}
+        return self._see(), rewards, {"__all__": self.time >= 16}, {"__all__": False}, {}
+
+    def _see(self) -> dict[str, Any]:
+        self.digits = {agent: int(self.random.integers(2)) for agent in self.agents}
+        return {agent: np.eye(2, dtype=np.float32)[digit] for agent, digit in self.digits.items()}
+
+
+class Counted(ConnectorV2):
+    """Counts its calls, and changes nothing."""
+
+    calls = 0
+
+    def __call__(self, *, batch: Any, **_: Any) -> Any:
+        self.calls += 1
+        return batch
+
+
+#: Our runners, RLlib's own, and an env of each.
+BOTH = [
+    pytest.param(BusSingleAgentEnvRunner, SingleAgentEnvRunner, "CartPole-v1", id="one agent"),
+    pytest.param(BusMultiAgentEnvRunner, MultiAgentEnvRunner, Pair, id="several agents"),
+]
+
+
 @pytest.fixture
 def run() -> Iterator[Run]:
     """Make an env runner of a class, for an env and its config."""
@@ -122,6 +171,7 @@ def run() -> Iterator[Run]:
         *,
         num_envs: int = 2,
         vectorize_mode: str = "sync",
+        connectors: Sequence[ConnectorV2] = (),
         **more: Any,
     ) -> Any:
         config = (
@@ -136,7 +186,13 @@ def run() -> Iterator[Run]:
             .debugging(seed=1)
             .fault_tolerance(**more)
         )
-        if issubclass(cls, BusMultiAgentEnvRunner):
+        if connectors:
+            before, after = connectors
+            config.env_runners(
+                env_to_module_connector=lambda env, spaces, device: before,
+                module_to_env_connector=lambda env, spaces: after,
+            )
+        if issubclass(cls, MultiAgentEnvRunner):
             config.multi_agent(policies={"p"}, policy_mapping_fn=lambda *_, **__: "p")
         runners.append(cls(config=config, worker_index=3))
         return runners[-1]
@@ -214,6 +270,67 @@ def test_episodes_are_those_of_rllibs_own_runner(run: Run) -> None:
             [(str(e.get_observations()), e.is_terminated, e.get_return()) for e in episodes]
         )
     assert told[0] == told[1]
+
+
+def test_what_a_module_says_of_each_row_is_that_of_rllibs_own_runner(run: Run) -> None:
+    told = []
+    for cls in (BusSingleAgentEnvRunner, SingleAgentEnvRunner):
+        runner = run(cls, "CartPole-v1")
+        runner.set_state({"rl_module": runner.module.get_state(), "weights_seq_no": 7})
+        told.append(runner.sample(num_timesteps=100))
+    names = {"action_dist_inputs", "action_logp", "weights_seq_no"}
+    for mine, other in zip(*told, strict=True):
+        assert set(mine.extra_model_outputs) == set(other.extra_model_outputs) == names
+        for name in names:
+            ours, theirs = (one.get_extra_model_outputs(name) for one in (mine, other))
+            assert len(ours) == len(mine)
+            assert str(ours.tolist()) == str(theirs.tolist())
+        assert set(mine.get_extra_model_outputs("weights_seq_no")) == {7}
+
+
+@pytest.mark.parametrize(("ours", "theirs", "env"), BOTH)
+def test_metrics_are_those_of_rllibs_own_runner_and_counts_of_faults(
+    run: Run, ours: Any, theirs: Any, env: Any
+) -> None:
+    found = []
+    for cls in (ours, theirs):
+        runner = run(cls, env)
+        for _ in range(2):
+            runner.sample(num_timesteps=100)
+        found.append(runner.get_metrics())
+    mine, other = found
+    faults = ("num_env_faults", "num_env_restarts", "num_actor_restarts")
+    added = {f"{name}{end}" for name in faults for end in ("", "_lifetime")}
+    assert mine.keys() - other.keys() == added
+    assert other.keys() - mine.keys() == set()
+    for name in other.keys() & {
+        "episode_len_max",
+        "episode_len_mean",
+        "episode_return_mean",
+        "num_env_steps_sampled",
+        "num_env_steps_sampled_lifetime",
+        "num_episodes",
+    }:
+        assert mine[name].peek() == other[name].peek()
+    assert mine["num_episodes"].peek() > 0
+
+
+@pytest.mark.parametrize(("ours", "theirs", "env"), BOTH)
+def test_spaces_are_those_of_rllibs_own_runner(run: Run, ours: Any, theirs: Any, env: Any) -> None:
+    assert run(ours, env).get_spaces() == run(theirs, env).get_spaces()
+
+
+@pytest.mark.parametrize(("ours", "theirs", "env"), BOTH)
+def test_connectors_are_called_as_often_as_by_rllibs_own_runner(
+    run: Run, ours: Any, theirs: Any, env: Any
+) -> None:
+    calls = []
+    for cls in (ours, theirs):
+        connectors = Counted(), Counted()
+        run(cls, env, connectors=connectors).sample(num_timesteps=100)
+        calls.append([connector.calls for connector in connectors])
+    assert calls[0] == calls[1]
+    assert min(calls[0]) >= 50  # two envs step at once
 
 
 def test_an_actor_that_is_killed_truncates_its_episodes_with_what_was_seen_last(run: Run) -> None:
@@ -378,6 +495,87 @@ def test_ppo_learns_cart_pole_while_its_actors_are_killed() -> None:
     assert faults >= 4 * (kills - 1)
 
 
+def test_ppo_learns_with_several_agents_while_an_actor_is_killed() -> None:
+    config = (
+        PPOConfig()
+        .environment(Match)
+        .env_runners(
+            env_runner_cls=BusMultiAgentEnvRunner.with_settings(num_actors=2),
+            num_env_runners=0,
+            num_envs_per_env_runner=4,
+        )
+        .multi_agent(policies={"p"}, policy_mapping_fn=lambda *_, **__: "p")
+        .training(
+            train_batch_size_per_learner=512,
+            minibatch_size=128,
+            num_epochs=10,
+            lr=3e-3,
+            gamma=0.0,  # an action brings what it brings at once
+        )
+        .debugging(seed=3)
+    )
+    algo = config.build_algo()
+    returns = []
+    for iteration in range(8):
+        if iteration == 1:
+            kill_first_actor(algo.env_runner)
+        results = algo.train()["env_runners"]
+        returns.append(results["episode_return_mean"])
+    algo.stop()
+    assert results["num_env_faults_lifetime"] == 2
+    assert returns[0] < 22.0  # at random 16, of 32 at most
+    assert returns[-1] > 26.0
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    """Let Ray have as many processors as a runner and an algorithm want."""
+    ray.shutdown()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.timeout(600)
+def test_a_remote_runner_that_is_killed_comes_back(cluster: None) -> None:
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(
+            env_runner_cls=BusSingleAgentEnvRunner.with_settings(num_actors=2),
+            num_env_runners=1,
+            num_envs_per_env_runner=4,
+        )
+        .training(train_batch_size_per_learner=200, minibatch_size=100, num_epochs=1)
+        .fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=0.0)
+    )
+    algo = config.build_algo()
+
+    def processes() -> list[Any]:
+        """Return the id of the runner's process, and those of its actors."""
+        found: list[Any] = algo.env_runner_group.foreach_env_runner(
+            lambda runner: (os.getpid(), runner.env.unwrapped.actor_pids()),
+            local_env_runner=False,
+        )
+        return found
+
+    algo.train()
+    ((pid, actors),) = processes()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, actors)), "the ends of its actors")
+    for _ in range(20):
+        algo.train()
+        if found := processes():
+            break
+    ((other, others),) = found
+    assert other != pid
+    assert len(others) == 2
+    for _ in range(2):
+        assert algo.train()["env_runners"]["num_env_steps_sampled"] >= 200
+    algo.stop()
+    wait_until(lambda: not any(map(is_alive, others)), "the ends of the other actors")
+
+
 # --- batches ----------------------------------------------------------------------------------
 
 
@@ -391,7 +589,7 @@ def test_a_batch_has_rllibs_names() -> None:
         "truncateds": np.zeros(5, bool),
         "eps_id": np.array([1, 1, 2, 2, 2]),
         "t": np.array([0, 1, 0, 1, 2]),
-        "unroll_id": np.zeros(5, np.int64),
+        "unroll_id": np.array([3, 3, 4, 4, 4]),
         "agent_id": np.array(["left", "left", "right", "right", "right"]),
         "state_in": (np.arange(10.0).reshape(5, 2),),
         "policy_version": np.zeros(5, np.int64),
@@ -403,6 +601,7 @@ def test_a_batch_has_rllibs_names() -> None:
     assert theirs["obs"]["a"] is columns["obs"]["a"]
     assert theirs["new_obs"]["a"].tolist() == [1, 2, 3, 4, 5]
     assert theirs["agent_index"].tolist() == [0, 0, 1, 1, 1]
+    assert theirs["unroll_id"].tolist() == [3, 3, 4, 4, 4]
     assert theirs["seq_lens"].tolist() == [2, 3]
     assert theirs["state_in_0"].tolist() == [[0, 1], [4, 5]]
     assert theirs["policy_version"].tolist() == [0] * 5
