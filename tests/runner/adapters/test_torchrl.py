@@ -239,6 +239,31 @@ def test_a_collector_goes_on_while_actors_are_killed() -> None:
 # --- batches ------------------------------------------------------------------------------------
 
 
+def test_samples_go_into_a_replay_buffer() -> None:
+    data: Any = pytest.importorskip("torchrl.data")
+    buffer = data.ReplayBuffer(storage=data.LazyTensorStorage(200), batch_size=64)
+    pool = ActorPool(["CartPole-v1"] * 2, num_actors=0)
+    policy = RandomPolicy(pool.single_action_space, seed=1)
+    batches = []
+    with EnvRunner(pool, policy, RunnerConfig(rollout_fragment_length=20, seed=1)) as runner:
+        for _ in range(3):
+            batches.append(runner.sample().single())
+            buffer.extend(torchrl.to_tensordict(batches[-1]))
+    whole = SampleBatch.concatenate(batches)
+    assert len(buffer) == len(whole)
+    keys = zip(whole["eps_id"].tolist(), whole["t"].tolist(), strict=True)
+    row_of = {key: row for row, key in enumerate(keys)}
+    found = buffer.sample()
+    assert found.batch_size == (64,)
+    rows = [row_of[key] for key in zip(found["eps_id"].tolist(), found["t"].tolist(), strict=True)]
+    assert len(set(rows)) > 20
+    assert found["observation"].tolist() == whole["obs"][rows].tolist()
+    assert found["action"].tolist() == whole["actions"][rows].tolist()
+    assert found["next", "observation"].tolist() == whole["next_obs"][rows].tolist()
+    assert found["next", "reward"][:, 0].tolist() == whole["rewards"][rows].tolist()
+    assert found["next", "terminated"][:, 0].tolist() == whole["terminateds"][rows].tolist()
+
+
 def test_a_sample_is_a_tensordict() -> None:
     pool = ActorPool([partial(SpaceEnv, DICT, spaces.Discrete(2))] * 2, num_actors=0)
     policy = RandomPolicy(pool.single_action_space)
