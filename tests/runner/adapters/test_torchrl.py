@@ -236,6 +236,14 @@ def test_a_collector_goes_on_while_actors_are_killed() -> None:
     assert env.is_closed
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:The env passed to Collector is missing:FutureWarning")
+def test_ppo_learns_cart_pole() -> None:
+    training: Any = pytest.importorskip("envbus.bench.training.torchrl")
+    found = training.train(training.Training("CartPole-v1", 8, 30_720, training.OURS, seed=1))
+    assert found.episode_return >= 100.0  # at random: 22
+
+
 # --- batches ------------------------------------------------------------------------------------
 
 
