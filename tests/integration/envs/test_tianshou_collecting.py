@@ -60,3 +60,10 @@ def test_a_collector_goes_on_while_actors_are_killed(wait_num: int | None) -> No
     np.testing.assert_array_equal(rows.obs_next[cut], rows.obs[cut])
     assert np.isfinite(rows.obs_next).all()
     envs.close()
+
+
+@pytest.mark.timeout(600)
+def test_ppo_learns_cart_pole() -> None:
+    training: Any = pytest.importorskip("envbus.bench.training.tianshou")
+    found = training.train(training.Training("CartPole-v1", 8, 30_000, training.OURS, seed=1))
+    assert found.episode_return >= 100.0  # at random: 22
