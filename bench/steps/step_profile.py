@@ -133,8 +133,9 @@ def word_pieces_of(
         ended: When `step` returned.
     """
     taken, answered = max(actors, key=lambda stamps: stamps[1])
-    # An actor that spins on another core sees the word before the driver goes on.
+    # A process on another core sees a word before the one that wrote it goes on and stamps that.
     asked = min(driver.asked, taken)
+    answered = min(answered, driver.answered)
     stamps = (
         driver.asking - begun,
         asked - driver.asking,
@@ -159,21 +160,24 @@ def pieces_of(
     """
     last = max(driver.received, key=driver.received.__getitem__)
     actor = actors[last]
+    # A message may be there before its sender goes on and stamps that.
+    sent = min(driver.sent[last], actor.received)
+    replied = min(actor.sent, driver.received[last])
     sends = [
-        driver.sent[peer] - driver.send_begun[peer]
-        for peer in driver.sent
-        if driver.sent[peer] <= driver.sent[last]
+        min(driver.sent[peer], sent) - begun_then
+        for peer, begun_then in driver.send_begun.items()
+        if begun_then < sent
     ]
     stamps = (
         driver.begun - begun,
-        driver.sent[last] - driver.begun - sum(sends),
+        sent - driver.begun - sum(sends),
         sum(sends),
-        actor.received - driver.sent[last],
+        actor.received - sent,
         actor.decoded - actor.received,
         actor.stepped - actor.decoded,
         actor.encoded - actor.stepped,
-        actor.sent - actor.encoded,
-        driver.received[last] - actor.sent,
+        replied - actor.encoded,
+        driver.received[last] - replied,
         driver.collected - driver.received[last],
         ended - driver.collected,
     )

@@ -45,6 +45,20 @@ def test_an_actor_that_sees_its_word_while_others_are_asked_takes_no_time_below_
     assert list(pieces.values()) == [1, 1, 0, 6, 1, 2]
 
 
+def test_a_process_that_is_seen_before_it_has_stamped_takes_no_time_below_zero() -> None:
+    words = word_pieces_of(
+        0,
+        DriverWordStep(number=7, asking=1_000, asked=3_000, answered=9_000),
+        [(4_000, 9_500)],
+        11_000,
+    )
+    assert list(words.values()) == [1, 2, 1, 5, 0, 2]
+    driver = DriverStep(1_000, {b"a": 2_000}, {b"a": 5_000}, {b"a": 8_000}, 10_000)
+    actor = ActorStep(received=4_000, decoded=5_000, stepped=6_000, encoded=7_000, sent=9_000)
+    messages = pieces_of(0, driver, {b"a": actor}, ended=12_000)
+    assert list(messages.values()) == [1, 1, 2, 0, 1, 1, 1, 1, 0, 2, 2]
+
+
 def test_real_steps_are_taken_apart() -> None:
     # A step by messages comes first: no time is enough for it alone.
     schedule = Schedule(rounds=1, seconds=0.1, warm_up=0.0, starts=1)
