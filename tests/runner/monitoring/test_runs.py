@@ -80,11 +80,18 @@ def look() -> RunFigures:
 KNOWN: set[str] = set()
 
 
+def tells_all_or_nothing() -> bool:
+    """Whether this process does not just cease to listen."""
+    address = here()
+    return address is None or ask(address) is not None
+
+
 @pytest.fixture(autouse=True)
 def known() -> None:
     """Note what is there before a test."""
     gc.collect()
     KNOWN.clear()
+    wait_until(tells_all_or_nothing, "the test before to have ended")
     if here() is not None:
         KNOWN.update(part.name for part in look().parts)
 
@@ -405,6 +412,7 @@ def answering(name: str, told: bytes = TOLD) -> Iterator[None]:
             while True:
                 connection, _ = listening.accept()
                 with connection:
+                    connection.recv(1 << 16)  # unread, it would end the connection with a reset
                     connection.sendall(told + b"\n")
 
     with socket.socket(socket.AF_UNIX) as listening:
