@@ -213,7 +213,7 @@ def test_ctrl_c_is_the_drivers_only_and_told_once(
 @CONTEXTS
 def test_a_terminal_and_its_keys_are_the_drivers_alone(temporary: Path, context: str) -> None:
     source = f"""
-    import fcntl, termios, time
+    import fcntl, termios
     def terminal():
         try:
             os.close(os.open("/dev/tty", os.O_RDWR))
@@ -235,8 +235,8 @@ def test_a_terminal_and_its_keys_are_the_drivers_alone(temporary: Path, context:
     for _ in range(3):
         try:
             look()
-            while True:  # a key just before a sleep does not wake it
-                time.sleep(0.02)
+            while True:  # a key just before a wait does not end it
+                threading.Event().wait(0.02)
         except KeyboardInterrupt:
             pass
     """
