@@ -26,19 +26,19 @@ _WEIGHT = 0.2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchingConfig:
-    """How requests are gathered.
+    """How requests are gathered; the defaults are those of `PolicyWorkers`.
 
     Raises:
         ConfigError: A value is unusable.
     """
 
     #: Most rows in one call of a policy.
-    max_batch: int = 256
+    max_batch: int
     #: Seconds that the first request of a batch waits for others. 0: whoever is there goes; those
     #: that come while a batch is computed are in the next.
-    max_wait: float = 0.0
+    max_wait: float
     #: Rows that may wait in one worker; requests beyond are refused at once.
-    max_rows_waiting: int = 65536
+    max_rows_waiting: int
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_rows_waiting"):

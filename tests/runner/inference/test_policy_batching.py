@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -55,8 +56,9 @@ def test_keys_do_not_pile_up() -> None:
     [{"max_batch": 0}, {"max_wait": -1.0}, {"max_wait": math.inf}, {"max_rows_waiting": 0}],
 )
 def test_unusable_settings_are_refused(setting: dict[str, float]) -> None:
+    usable: dict[str, Any] = {"max_batch": 1, "max_wait": 0.0, "max_rows_waiting": 1}
     with pytest.raises(ConfigError, match=next(iter(setting))):
-        BatchingConfig(**setting)  # type: ignore[arg-type]
+        BatchingConfig(**(usable | setting))
 
 
 class BatcherMachine(RuleBasedStateMachine):

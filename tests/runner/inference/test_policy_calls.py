@@ -53,7 +53,8 @@ class Bench:
     def __init__(self, **config: Any) -> None:
         self.policy = Doubles()
         self.hosted = HostedPolicy(self.policy)
-        self.calls = Calls("worker", BatchingConfig(**config), self._end)
+        batching = {"max_batch": 256, "max_wait": 0.0, "max_rows_waiting": 65536} | config
+        self.calls = Calls("worker", BatchingConfig(**batching), self._end)
         self.ends: list[tuple[bytes, int, Payload]] = []
 
     def ask(self, asker: bytes, number: int, *values: float, ttl: float = LATER) -> None:

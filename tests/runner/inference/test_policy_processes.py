@@ -10,10 +10,10 @@ import pytest
 
 from envbus.bus.errors import TransportError
 from envbus.bus.process.exit_report import ExitStatus
-from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.process_group import ProcessGroup
-from envbus.bus.process.restart import Exit
+from envbus.bus.supervision.liveness_probe import PROBE
+from envbus.bus.supervision.restart import Exit
 from envbus.runner.inference.policy_batching import BatchingConfig
 from envbus.runner.inference.policy_processes import (
     MAX_UNDER_WAY,
@@ -77,7 +77,7 @@ def worker(process_group: NoProcessGroup, tmp_path: Path) -> PolicyWorkerHandle:
     """Return one that was launched."""
     spec = WorkerSpec(
         method=None,
-        batching=BatchingConfig(),
+        batching=BatchingConfig(max_batch=256, max_wait=0.0, max_rows_waiting=65536),
         factories={"default_policy": b"pickled"},
         spinning=1,
         start_timeout=20.0,
