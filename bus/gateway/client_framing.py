@@ -1,17 +1,14 @@
 """Plain TCP and WebSocket as two forms of the same: bytes in, messages out, and back.
 
-Also who is let in: tokens, and the pages that browsers may connect from. Pure.
+Leaves out who is let in: `access.py`. Pure.
 """
 
 from __future__ import annotations
 
-import hmac
 import http
-import ipaddress
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, NoReturn, TypeAlias
-from urllib.parse import parse_qs, urlsplit
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TypeAlias
 
 from websockets.datastructures import Headers, MultipleValuesError
 from websockets.exceptions import PayloadTooBig
@@ -20,7 +17,12 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from envbus.bus.errors import EnvbusError
+from envbus.bus.gateway.access import (
+    TurnedAwayError,
+    check_token,
+    is_welcome_origin,
+    shown_token,
+)
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.wire.codec import message
 from envbus.bus.wire.frames import Frames
@@ -33,23 +35,18 @@ from envbus.bus.wire.framing import (
     pack_for_stream,
     unpack,
 )
-from envbus.bus.wire.messages import Failed, FailureCode, Kind
+from envbus.bus.wire.messages import Failed, Kind
 
 __all__ = [
     "Framing",
     "StreamFraming",
-    "TurnedAwayError",
     "WebSocketFraming",
-    "check_token",
     "failure_of",
-    "is_welcome_origin",
-    "shown_token",
 ]
 
 #: Bytes of a WebSocket's reason for closing (RFC 6455, 5.5), and of a frame's mask (5.3).
 _MAX_REASON = 123
 _MASK_BYTES = 4
-_BEARER: Final = "bearer "
 #: Pings, and other frames that are no messages, of who has not said hello.
 _MOST_FRAMES_OF_STRANGERS = 64
 
@@ -284,72 +281,3 @@ def failure_of(reason: TurnedAwayError) -> Frames:
     """Return the message that tells a client why."""
     failed = Failed(code=reason.code, message=str(reason))
     return message(Kind.FAILURE, failed, reason.request_id)
-
-
-# --- who is let in ---------------------------------------------------------------------------
-
-
-class TurnedAwayError(EnvbusError):
-    """A connection ends for what came over it; the client is told `code` and text.
-
-    Args:
-        message: For people.
-        code: For programs.
-        request_id: The request that it answers; 0: none in particular.
-    """
-
-    def __init__(
-        self, message: str, code: FailureCode = FailureCode.PROTOCOL, request_id: int = 0
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.request_id = request_id
-
-
-def check_token(shown: str, tokens: Mapping[str, str]) -> str:
-    """Return whose token this is, in a time that does not depend on how much of it is right.
-
-    Raises:
-        TurnedAwayError: It is nobody's.
-    """
-    given, found = shown.encode("utf-8", "surrogatepass"), None
-    for name, token in tokens.items():
-        if hmac.compare_digest(given, token.encode()):
-            found = name
-    if found is None:
-        raise TurnedAwayError("the token is wrong")
-    return found
-
-
-def shown_token(authorization: str | None, path: str) -> str | None:
-    """Return the token of a WebSocket's HTTP request: in its header, or in its path's query."""
-    if authorization is not None and authorization.lower().startswith(_BEARER):
-        return authorization[len(_BEARER) :].strip()
-    try:
-        query = urlsplit(path).query
-        # As `max_num_fields`: whoever sends many parameters keeps nobody else waiting.
-        found = parse_qs(query.replace("+", "%2B"), max_num_fields=16).get("token", [])
-    except ValueError:
-        return None
-    return found[0] if found else None
-
-
-def is_welcome_origin(origin: str | None, listed: Sequence[str]) -> bool:
-    """Whether a page from `origin` may connect; None: it is no browser that asks.
-
-    Any page that the user's browser shows can reach this host. Welcome are those from this host
-    and those listed. What the request names as its own host says nothing: a page can give its own
-    name any address.
-    """
-    if origin is None or "*" in listed or origin in listed:
-        return True
-    try:
-        host = urlsplit(origin).hostname or ""
-    except ValueError:
-        return False
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -26,12 +26,13 @@ from envbus.bus.brief import cut, printable
 from envbus.bus.complaints import Complaints
 from envbus.bus.descriptors import descriptors_left
 from envbus.bus.errors import ClosedError, EnvbusError, TransportError
-from envbus.bus.gateway.client_framing import StreamFraming, TurnedAwayError, WebSocketFraming
+from envbus.bus.gateway.access import TurnedAwayError
+from envbus.bus.gateway.client_framing import StreamFraming, WebSocketFraming
 from envbus.bus.gateway.client_identity import GatewayClient, identity_of
 from envbus.bus.gateway.config import RELOAD, GatewayBootstrap, GatewayConfig, GatewayTerms
 from envbus.bus.gateway.session import Budget, GatewaySession
-from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
+from envbus.bus.supervision.liveness_probe import PROBE
 from envbus.bus.transport.authentication import enable_client_curve
 from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.zmq_sockets import LINGER_MS, NOBLOCK, NOBLOCK_MORE, prepare_large

@@ -9,7 +9,8 @@ import msgspec
 from envbus.bus.brief import printable
 from envbus.bus.broker.control import NOBODY
 from envbus.bus.errors import EncodeError, ProtocolError, VersionMismatchError
-from envbus.bus.gateway.client_framing import Framing, TurnedAwayError, check_token, failure_of
+from envbus.bus.gateway.access import TurnedAwayError, check_token
+from envbus.bus.gateway.client_framing import Framing, failure_of
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.wire.codec import decode, decode_header, encode, encode_header, message
 from envbus.bus.wire.frames import Frames

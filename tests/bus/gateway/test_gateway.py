@@ -26,7 +26,7 @@ from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.config import STOP
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.process_group import ProcessGroup
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.zmq_sockets import HIGH_WATER_MARK
 from envbus.bus.wire.codec import decode_header, encode_header
 from envbus.bus.wire.framing import pack, pack_for_stream

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from envbus.bus.gateway.client_framing import StreamFraming, TurnedAwayError, WebSocketFraming
+from envbus.bus.gateway.access import TurnedAwayError
+from envbus.bus.gateway.client_framing import StreamFraming, WebSocketFraming
 from envbus.bus.gateway.config import GatewayConfig
 from envbus.bus.gateway.session import STRANGERS_BYTES, Budget, GatewaySession
 from envbus.bus.wire.codec import decode, decode_header, encode, encode_header
