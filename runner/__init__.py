@@ -13,9 +13,10 @@ if __name__ != "envbus.runner":
 
 from envbus.actors.env.renewal import RestartRequest
 from envbus.bus.errors import RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.engine.env_results import Batch
+from envbus.runner.errors import ActorLostError, EnvError, Fault, FaultCause, env_errors
 from envbus.runner.group.config import GroupConfig, RunnerStatus
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.group.joining import GroupSample, RunnerFault
@@ -31,7 +32,6 @@ from envbus.runner.vector.make import make_vec
 from envbus.runner.vector.registration import vector_entry_point
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import ActorSettings, Hooks, Timeouts
-from envbus.runner.workers.faults import ActorLostError, EnvError, Fault, FaultCause, env_errors
 from envbus.runner.workers.recycling import RecycleAfter
 
 __all__ = [

@@ -35,8 +35,8 @@ CORE = COMPOSED | {
     "bus/broker/core.py",
     "bus/broker/peers.py",
     "bus/broker/deadlines.py",
-    "bus/process/restart.py",
-    "bus/process/supervision.py",
+    "bus/supervision/restart.py",
+    "bus/supervision/supervision.py",
 }
 
 

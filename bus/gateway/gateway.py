@@ -1,7 +1,7 @@
 """The driver's hold on a gateway: its listening sockets, and the process that serves them.
 
-Leaves out what that process does (`host.py`), whether it hangs (`process/liveness_probe.py`) and
-when a dead one is started again (`process/supervision.py`).
+Leaves out what that process does (`host.py`), whether it hangs and when a
+dead one is started again (`bus/supervision/`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,16 @@ from envbus.bus.gateway.config import (
 )
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.process.exit_report import ExitStatus
-from envbus.bus.process.liveness_probe import PROBE, LivenessProbe, Verdict
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.process_group import Child, ProcessGroup
-from envbus.bus.process.restart import Exit, RestartPolicy
-from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
+from envbus.bus.supervision.liveness_probe import PROBE, LivenessProbe, Verdict
+from envbus.bus.supervision.restart import Exit, RestartPolicy
+from envbus.bus.supervision.supervision import (
+    ChildGivenUp,
+    StartChild,
+    Supervision,
+    SupervisionEffect,
+)
 from envbus.bus.transport.curve_keys import Entrance, PeerKeys
 from envbus.bus.transport.interface import BACKLOG
 

@@ -1,7 +1,7 @@
 """Child processes of a driver: start, watch, kill, and never leave one behind.
 
 Leaves out what a child is told to do (it gets one end of a pipe), and whether one that ended is
-started again (`supervision.py`).
+started again (`bus/supervision/`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from envbus.bus.process.channel import (
 )
 from envbus.bus.process.descendants import kill_marked, wait_until_gone
 from envbus.bus.process.exit_report import ExitStatus, last_words
-from envbus.bus.process.liveness_probe import LivenessProbe, Verdict
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.server_process import (
     ServerProcess,
@@ -53,6 +52,7 @@ from envbus.bus.process.server_process import (
 )
 from envbus.bus.process.stacks import LEFT_TO_WRITERS, StackFile, describe_stacks, native_stacks
 from envbus.bus.process.threads import ThreadsPerProcess, thread_variables
+from envbus.bus.supervision.liveness_probe import LivenessProbe, Verdict
 from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.unix_sockets import wait_for, wait_for_answer
 

@@ -23,10 +23,10 @@ from typing_extensions import Unpack
 
 from envbus.actors.env.old_gym import OldGymEnv
 from envbus.bus.errors import ConfigError
+from envbus.runner.errors import FaultInfo
 from envbus.runner.extras import check_version, needed_for
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import ActorSettings, with_settings
-from envbus.runner.workers.faults import FaultInfo
 
 with needed_for("BusVecEnv", "sb3"):
     import stable_baselines3

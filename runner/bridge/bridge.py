@@ -26,8 +26,8 @@ from envbus.bus.forking import StaysHere, disown_in_forks
 from envbus.bus.gateway import Gateway, GatewayConfig
 from envbus.bus.gateway.gateway import PRELOAD
 from envbus.bus.interrupts import hand_out, uninterrupted_call
-from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.settings import check_number
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.curve_keys import Allow, BrokerKeys, Entrance, PathLike
 from envbus.bus.transport.local_router import LocalRouter, with_local_links
 from envbus.bus.transport.zmq_sockets import ZmqRouter

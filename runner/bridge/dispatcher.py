@@ -58,8 +58,8 @@ from envbus.runner.bridge.vocabulary import (
     Tick,
     Unsent,
 )
+from envbus.runner.errors import FaultCause
 from envbus.runner.pool.agent_results import DUMMY_AGENT
-from envbus.runner.workers.faults import FaultCause
 
 __all__ = ["EpisodeDispatcher"]
 

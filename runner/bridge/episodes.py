@@ -78,8 +78,8 @@ from envbus.runner.bridge.vocabulary import (
     Tick,
     Unsent,
 )
+from envbus.runner.errors import FaultCause
 from envbus.runner.monitoring.figures import EpisodeFigures
-from envbus.runner.workers.faults import FaultCause
 
 __all__ = ["MAX_ID_CHARS", "Episodes"]
 

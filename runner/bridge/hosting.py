@@ -1,7 +1,7 @@
 """Simulators that a bridge runs itself, in threads and in processes, and the endpoint for them.
 
 Leaves out the process itself (`actors/external/hosting.py`) and whether one that ended is started
-again (`bus/process/supervision.py`).
+again (`bus/supervision/supervision.py`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ from envbus.bus.interrupts import interruptible, uninterrupted_call
 from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.pickling import pickled
 from envbus.bus.process.process_group import Child, ProcessGroup
-from envbus.bus.process.restart import ChildState, Exit, Restart, RestartPolicy
-from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision, SupervisionEffect
 from envbus.bus.settings import check_number
+from envbus.bus.supervision.restart import ChildState, Exit, Restart, RestartPolicy
+from envbus.bus.supervision.supervision import (
+    ChildGivenUp,
+    StartChild,
+    Supervision,
+    SupervisionEffect,
+)
 from envbus.bus.transport.curve_keys import Entrance
 from envbus.bus.transport.unix_sockets import Bell
-from envbus.runner.workers.faults import FaultCause
+from envbus.runner.errors import FaultCause
 
 __all__ = ["HostedThread", "Hosts", "PrivateEndpoint", "Where"]
 

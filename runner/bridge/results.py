@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from envbus.runner.workers.faults import FaultCause
+from envbus.runner.errors import FaultCause
 
 __all__ = ["BridgeResult", "ByAgent", "ClientChoice", "EpisodeFault", "Record", "acting"]
 

@@ -15,7 +15,7 @@ from envbus.bus.broker.events import Tick
 from envbus.bus.settings import check_number, positive_int
 from envbus.bus.wire.messages import Failed, Reply
 from envbus.runner.bridge.results import ByAgent, ClientChoice
-from envbus.runner.workers.faults import FaultCause
+from envbus.runner.errors import FaultCause
 
 __all__ = [
     "Act",

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import psutil
 from gymnasium.error import NoAsyncCallError
 
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner import ActorPool, RecycleAfter, Timeouts
 from envbus.runner.chaos.audit import NOTHING_NOTED
 from envbus.runner.chaos.envs import ChaosEnv

@@ -25,11 +25,11 @@ from envbus.bus.process.threads import ThreadsPerProcess
 from envbus.bus.settings import check_number
 from envbus.runner.cli.comparison import compare
 from envbus.runner.cli.stepping import Limits, Measured, OnProgress, Stepping
+from envbus.runner.errors import EnvError
 from envbus.runner.policies.policy import PolicyFactory, parse_policy
 from envbus.runner.vector.make import make_vec
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Timeouts
-from envbus.runner.workers.faults import EnvError
 
 __all__ = ["JobConfig", "JobResult", "run_job"]
 

@@ -138,7 +138,7 @@ def _report(exc: Exception) -> int:
     """
     import traceback
 
-    from envbus.runner.workers.faults import env_errors
+    from envbus.runner.errors import env_errors
 
     errors = env_errors(exc)
     if errors:

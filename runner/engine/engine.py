@@ -30,12 +30,12 @@ from envbus.bus.wire.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.engine.env_faults import EnvFaults, FaultLog
 from envbus.runner.engine.env_results import EnvResults
 from envbus.runner.engine.env_states import EnvState, EnvStates
+from envbus.runner.errors import FaultCause
 from envbus.runner.monitoring.figures import PartFigures, figures_of
 from envbus.runner.monitoring.pictures import picture_of
 from envbus.runner.monitoring.registry import show
 from envbus.runner.workers.actions import STEP_ALL
 from envbus.runner.workers.env_placement import EnvPlacement
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.local_fleet import AnyFleet
 from envbus.runner.workers.recycling import Recycling
 from envbus.runner.workers.step_words import StepWords

@@ -21,9 +21,9 @@ from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.wire.messages import Failed, FailureCode, Request, Tree
 from envbus.runner.engine.engine import CallTicket, Engine
 from envbus.runner.engine.env_faults import ADVICE, errors_of
+from envbus.runner.errors import ActorLostError, EnvError, advise, failure_of
 from envbus.runner.workers.config import check_kind
 from envbus.runner.workers.env_placement import as_ids
-from envbus.runner.workers.faults import ActorLostError, EnvError, advise, failure_of
 from envbus.runner.workers.worker import Actor, ActorState, Lost
 
 __all__ = ["EnvCalls", "MakeOne", "PendingCalls", "SubEnvironment"]

@@ -16,14 +16,11 @@ from typing import Any, Final, NamedTuple
 from envbus.actors.protocol import SlotError, StepResult
 from envbus.bus.errors import RestartLimitError
 from envbus.bus.interrupts import interruptible
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.env_results import EnvResults
 from envbus.runner.engine.env_states import EnvState, EnvStates
 from envbus.runner.engine.recovery import Incarnations, Recovery
-from envbus.runner.monitoring.figures import MOST_FAULTS, FaultFigures, fault_figures
-from envbus.runner.workers.config import Hooks
-from envbus.runner.workers.env_placement import EnvPlacement
-from envbus.runner.workers.faults import (
+from envbus.runner.errors import (
     ActorLostError,
     EnvError,
     Fault,
@@ -33,11 +30,14 @@ from envbus.runner.workers.faults import (
     to_exception,
     without_our_frames,
 )
+from envbus.runner.monitoring.figures import MOST_FAULTS, FaultFigures, fault_figures
+from envbus.runner.workers.config import Hooks
+from envbus.runner.workers.env_placement import EnvPlacement
 from envbus.runner.workers.worker import Actor, ActorState, Gone
 
 __all__ = ["ADVICE", "ENV_ADVICE", "EnvFaults", "FaultLog", "Trouble", "errors_of"]
 
-logger = logging.getLogger("envbus.runner.workers.faults")
+logger = logging.getLogger("envbus.runner.errors")
 
 
 def errors_of(actor: Actor, errors: Sequence[SlotError]) -> list[tuple[EnvError, Exception | None]]:

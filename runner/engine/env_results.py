@@ -22,7 +22,7 @@ from envbus.actors.arrays.packing import unpack_records
 from envbus.actors.protocol import StepResult
 from envbus.actors.spaces import spaces
 from envbus.bus.brief import cut
-from envbus.runner.workers.faults import Fault, FaultInfo
+from envbus.runner.errors import Fault, FaultInfo
 
 __all__ = ["Batch", "EnvResults", "Infos", "ObservationStore", "Rows", "merge_infos"]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from envbus.bus.process.restart import Exit, RestartPolicy
-from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision
+from envbus.bus.supervision.restart import Exit, RestartPolicy
+from envbus.bus.supervision.supervision import ChildGivenUp, StartChild, Supervision
 from envbus.runner.engine.seeding import restart_seed
 
 __all__ = ["Incarnations", "Recovery"]

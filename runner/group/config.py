@@ -10,9 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number, positive_int
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.group.protocol import AnyEnvs
 from envbus.runner.workers.config import MOST_ENVS, Timeouts, check_kind, env_sources, list_of
 

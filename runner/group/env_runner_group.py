@@ -27,6 +27,7 @@ from envbus.bus.transport.cores import usable_cores
 from envbus.bus.wire.messages import Tree
 from envbus.runner.batches.metrics import PerfTimers, SampleMetrics
 from envbus.runner.batches.trajectory import AgentID
+from envbus.runner.errors import FaultCause
 from envbus.runner.group.config import GroupConfig, RunnerStatus, counts_of, envs_of
 from envbus.runner.group.joining import GroupSample, RunnerPart, join
 from envbus.runner.group.protocol import (
@@ -58,7 +59,6 @@ from envbus.runner.sampling.config import Quota, RunnerConfig, split_quota
 from envbus.runner.sampling.connector_times import ConnectorTimes, mean_over_runners
 from envbus.runner.workers.config import LONGEST_WAIT, FleetConfig, check_kind
 from envbus.runner.workers.env_placement import as_ids
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.worker import ActorState
 from envbus.runner.workers.worker_group import WorkerGroupStatistics
 

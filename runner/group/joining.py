@@ -12,10 +12,10 @@ import numpy as np
 from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.batches.metrics import EpisodeResult
 from envbus.runner.batches.nested import JoinArrays
+from envbus.runner.errors import FaultCause
 from envbus.runner.group.protocol import Report
 from envbus.runner.group.sample_memory import ArrayLocation
 from envbus.runner.sampling.config import Sample
-from envbus.runner.workers.faults import FaultCause
 
 __all__ = ["GroupSample", "RunnerFault", "RunnerPart", "join"]
 

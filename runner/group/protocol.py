@@ -16,12 +16,12 @@ import msgspec
 
 from envbus.bus.wire.messages import Failed, Reply, Request, Tree
 from envbus.runner.batches.metrics import EpisodeResult, MetricsDelta
+from envbus.runner.errors import Fault
 from envbus.runner.group.sample_memory import ArrayLocation, SharedSlot
 from envbus.runner.policies.policy_map import Policies
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.base_runner import BaseEnvRunner
 from envbus.runner.sampling.config import RunnerConfig
-from envbus.runner.workers.faults import Fault
 
 __all__ = [
     "AnyEnvs",

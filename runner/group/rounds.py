@@ -26,6 +26,7 @@ from envbus.bus.memory.arena import Arena
 from envbus.bus.process.pipe import PipeCodec
 from envbus.bus.wire.messages import FailureCode, Request, Tree
 from envbus.runner.engine.seeding import Life, restart_seed
+from envbus.runner.errors import FaultCause
 from envbus.runner.group.host import ENTRY
 from envbus.runner.group.joining import RunnerFault, RunnerPart
 from envbus.runner.group.protocol import (
@@ -46,7 +47,6 @@ from envbus.runner.policies.policy import Weights
 from envbus.runner.policies.policy_map import check_known
 from envbus.runner.sampling.config import Quota, worker_index
 from envbus.runner.workers.config import FleetConfig
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.worker import ActorState, Gone, Lost, Replied, WorkerHandle
 from envbus.runner.workers.worker_group import Stage, WorkerGroup
 

@@ -1,8 +1,7 @@
 """The processes of policy workers: started, watched, started again, given weights, ended.
 
 A thread watches them, so that a worker is replaced also while its owner trains, or waits in another
-part of the program. Whether one is started again is decided by `bus/process/supervision.py`, and
-whether it hangs by `bus/process/liveness_probe.py`.
+part of the program. Whether one hangs, and is started again, is decided in `bus/supervision/`.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from envbus.bus.folders import make_folder, name_folder
 from envbus.bus.forking import disown_in_forks
 from envbus.bus.interrupts import join_ending, uninterrupted_call
 from envbus.bus.process.exit_report import ExitStatus
-from envbus.bus.process.liveness_probe import PROBE, LivenessProbe, Verdict
 from envbus.bus.process.process_group import Child, ProcessGroup
-from envbus.bus.process.restart import Exit, RestartPolicy
-from envbus.bus.process.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.process.threads import ThreadsPerProcess
+from envbus.bus.supervision.liveness_probe import PROBE, LivenessProbe, Verdict
+from envbus.bus.supervision.restart import Exit, RestartPolicy
+from envbus.bus.supervision.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.transport.unix_sockets import Bell
 from envbus.runner.inference.policy_batching import BatchingConfig
 from envbus.runner.inference.policy_worker import (

@@ -21,8 +21,8 @@ from envbus.bus.complaints import Complaints
 from envbus.bus.errors import ClosedError, EnvbusError, ProtocolError, TransportError
 from envbus.bus.peer.session import HELLO_ID
 from envbus.bus.peer.worker import IDLE_WAIT, describe
-from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import HANDOVER_TIMEOUT, Pipe
+from envbus.bus.supervision.liveness_probe import PROBE
 from envbus.bus.transport.local_link import LocalLinkEnd
 from envbus.bus.transport.local_router import LocalRouter
 from envbus.bus.transport.spinning import CHILD_SPIN_SECONDS

@@ -18,9 +18,9 @@ from envbus.bus.errors import ClosedError, ConfigError, RequestError
 from envbus.bus.forking import StaysHere
 from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.process.pickling import pickled
-from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number, positive_int
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.cores import usable_cores
 from envbus.runner.batches.episode import DEFAULT_POLICY_ID
 from envbus.runner.batches.latency import LatencyHistogram

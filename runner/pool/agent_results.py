@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from envbus.actors.env.agents import ALL
-from envbus.runner.workers.faults import Fault
+from envbus.runner.errors import Fault
 
 __all__ = ["ASYNC_RESET", "DUMMY_AGENT", "HeldBack", "PollResult", "single_record"]
 

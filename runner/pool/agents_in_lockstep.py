@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from envbus.actors.env.agents import ALL
+from envbus.runner.errors import Fault
 from envbus.runner.pool.pool import ActorPool
-from envbus.runner.workers.faults import Fault
 
 __all__ = ["AgentsEpisode", "AgentsInLockstep", "Record"]
 

@@ -24,6 +24,7 @@ from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.settings import check_number
 from envbus.runner.engine.env_calls import SubEnvironment
 from envbus.runner.engine.env_states import EnvState
+from envbus.runner.errors import Fault
 from envbus.runner.pool.agent_results import (
     DUMMY_AGENT,
     HeldBack,
@@ -31,7 +32,6 @@ from envbus.runner.pool.agent_results import (
     single_record,
 )
 from envbus.runner.pool.pool_core import PoolCore
-from envbus.runner.workers.faults import Fault
 
 __all__ = ["DictSide"]
 

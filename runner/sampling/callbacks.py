@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from envbus.bus.errors import EnvbusError
 from envbus.runner.batches.episode import EpisodeRecorder
-from envbus.runner.workers.faults import Fault
+from envbus.runner.errors import Fault
 
 if TYPE_CHECKING:
     from envbus.runner.sampling.config import Sample

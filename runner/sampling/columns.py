@@ -1,6 +1,6 @@
 """Rows of many envs side by side, `(N, T)`, cut into fragments. Pure.
 
-What `data/trajectory.py` and `data/episode.py` are for one env, for N envs with one agent each,
+What trajectory and episode of `runner/batches/` are for one env, for N envs with one agent each,
 without a Python object per row: their rows (`Columns`), the episodes that run, and where each env
 is and which rows leave when (`ColumnFragments`). Leaves out who is stepped, by which actions, and
 when (`column_sampler.py`).
@@ -21,9 +21,9 @@ from envbus.runner.batches.metrics import EpisodeResult, SampleMetrics
 from envbus.runner.batches.nested import Tree, leaves_of, map_tree
 from envbus.runner.batches.row_memory import LARGE, RowMemory
 from envbus.runner.batches.trajectory import AgentID, agent_id_column
+from envbus.runner.errors import Fault
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 from envbus.runner.sampling.config import EnvQuotas, Phase, RunnerConfig, Sample
-from envbus.runner.workers.faults import Fault
 
 __all__ = ["ColumnFragments", "Columns", "Make", "RunningEpisodes"]
 

@@ -18,12 +18,12 @@ from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.batches.episode import EpisodeRecorder
 from envbus.runner.batches.metrics import EpisodeResult
 from envbus.runner.batches.trajectory import AgentID
+from envbus.runner.errors import Fault
 from envbus.runner.policies.connectors import Connector, Pipeline, single_connectors
 from envbus.runner.policies.policy import Policy
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.sampling.video import VideoConfig
 from envbus.runner.workers.config import check_kind
-from envbus.runner.workers.faults import Fault
 
 __all__ = [
     "CONNECTED",

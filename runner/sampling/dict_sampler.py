@@ -36,6 +36,7 @@ from envbus.runner.batches.metrics import (
 from envbus.runner.batches.nested import Tree, row_of
 from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.bridge.results import acting
+from envbus.runner.errors import Fault
 from envbus.runner.policies.connectors import Connector, connected_rewards
 from envbus.runner.policies.policy_map import PolicyMap
 from envbus.runner.pool.agent_results import PollResult
@@ -51,7 +52,6 @@ from envbus.runner.sampling.config import (
 from envbus.runner.sampling.inference import AgentObservation, Inference, by_form, stack
 from envbus.runner.sampling.quotas import BridgeQuotaHolder, EnvQuotaHolder, QuotaHolder, Slot
 from envbus.runner.sampling.sources import BridgeSource, Polled, Source, poll_any
-from envbus.runner.workers.faults import Fault
 
 __all__ = ["DictSampler"]
 

@@ -18,11 +18,11 @@ from envbus.bus.interrupts import uninterrupted_call
 from envbus.runner.batches.trajectory import AgentID
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult, ClientChoice
+from envbus.runner.errors import ActorLostError, Fault
 from envbus.runner.policies.policy_output import check_shapes
 from envbus.runner.pool.agent_results import PollResult
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.quotas import BridgeQuotaHolder, EnvQuotaHolder, Slot
-from envbus.runner.workers.faults import ActorLostError, Fault
 
 __all__ = ["BridgeSource", "EnvNumbers", "Polled", "PoolSource", "Source", "poll_any"]
 

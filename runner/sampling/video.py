@@ -22,10 +22,10 @@ from envbus.bus.settings import check_number
 from envbus.runner.batches.episode import EpisodeRecorder
 from envbus.runner.batches.metrics import PerfTimers
 from envbus.runner.engine.env_calls import SubEnvironment
+from envbus.runner.errors import ActorLostError, Fault
 from envbus.runner.extras import how_to_install
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.workers.config import check_kind, list_of
-from envbus.runner.workers.faults import ActorLostError, Fault
 
 __all__ = ["VideoConfig", "VideoRecorder", "draw"]
 

@@ -33,12 +33,7 @@ from envbus.runner.engine.env_faults import ENV_ADVICE, Trouble
 from envbus.runner.engine.env_results import Infos
 from envbus.runner.engine.env_states import EnvState
 from envbus.runner.engine.seeding import spread_seeds
-from envbus.runner.monitoring.registry import unshow
-from envbus.runner.vector.lockstep_recycling import LockstepRecycling
-from envbus.runner.vector.vector_spaces import check_reset_mask
-from envbus.runner.workers.actions import ActionStore
-from envbus.runner.workers.config import LONGEST_WAIT
-from envbus.runner.workers.faults import (
+from envbus.runner.errors import (
     EnvError,
     Fault,
     FaultInfo,
@@ -46,6 +41,11 @@ from envbus.runner.workers.faults import (
     failure_of,
     without_our_frames,
 )
+from envbus.runner.monitoring.registry import unshow
+from envbus.runner.vector.lockstep_recycling import LockstepRecycling
+from envbus.runner.vector.vector_spaces import check_reset_mask
+from envbus.runner.workers.actions import ActionStore
+from envbus.runner.workers.config import LONGEST_WAIT
 from envbus.runner.workers.worker import Actor, ActorState
 
 __all__ = ["Lockstep", "PendingVerb"]

@@ -24,8 +24,8 @@ from envbus.actors.env.source import (
 )
 from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
-from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.settings import positive_int
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import MOST_ENVS, Timeouts, check_kind
 

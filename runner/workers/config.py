@@ -15,11 +15,11 @@ from gymnasium.vector import AutoresetMode
 from envbus.actors.arrays.finite import CheckFinite, in_words
 from envbus.actors.env.source import EntryPoint, by_index
 from envbus.bus.errors import ConfigError
-from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.threads import ThreadsPerProcess, check_threads
 from envbus.bus.settings import check_number, positive_int
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.curve_keys import Allow, PathLike
-from envbus.runner.workers.faults import Fault
+from envbus.runner.errors import Fault
 from envbus.runner.workers.recycling import RecycleAfter
 
 __all__ = [

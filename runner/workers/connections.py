@@ -37,8 +37,8 @@ from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
 from envbus.bus.transport.local_router import LocalRouter
 from envbus.bus.transport.unix_sockets import wait_for
 from envbus.bus.transport.zmq_sockets import ZmqRouter
+from envbus.runner.errors import FaultCause
 from envbus.runner.workers.config import FleetConfig, choose_start_method
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.worker import ActorState, M
 
 __all__ = ["Connections"]

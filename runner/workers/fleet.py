@@ -37,9 +37,9 @@ from envbus.bus.transport.cores import usable_cores
 from envbus.bus.transport.words import BYTES_PER_DOER, WORDS_EXIST, Asker
 from envbus.bus.wire.codec import decode
 from envbus.bus.wire.messages import Payload, Request, Tree
+from envbus.runner.errors import to_exception
 from envbus.runner.workers.config import FleetConfig, choose_num_actors
 from envbus.runner.workers.elements import Elements
-from envbus.runner.workers.faults import to_exception
 from envbus.runner.workers.replies import misfit
 from envbus.runner.workers.step_words import StepWords
 from envbus.runner.workers.waiting_note import WaitingNote

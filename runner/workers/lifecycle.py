@@ -1,7 +1,7 @@
 """What ends processes, and what follows: restarts, recycling, memory limits, reports of hangs.
 
 Leaves out how a process is started and killed (`connections.py`). When an actor is started again is
-decided by `bus/process/supervision.py`, whose turn it is to be recycled by `recycling.py`.
+decided by `bus/supervision/supervision.py`, whose turn it is to be recycled by `recycling.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from envbus.bus.errors import StartError
 from envbus.bus.memory.usage import tree_memory
 from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.process.process_group import Child, ProcessGroup
-from envbus.bus.process.restart import Exit
-from envbus.bus.process.supervision import StartChild, Supervision, SupervisionEffect
+from envbus.bus.supervision.restart import Exit
+from envbus.bus.supervision.supervision import StartChild, Supervision, SupervisionEffect
 from envbus.bus.wire.messages import Failed, FailureCode
+from envbus.runner.errors import FaultCause
 from envbus.runner.monitoring.figures import MOST_FAULTS, FaultFigures, fault_figures
 from envbus.runner.workers.config import FleetConfig
 from envbus.runner.workers.connections import Connections
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.recycling import Recycling
 from envbus.runner.workers.worker import (
     ActorState,

@@ -41,10 +41,10 @@ from envbus.bus.interrupts import interruptible, without_interrupts
 from envbus.bus.peer.worker import describe
 from envbus.bus.transport.unix_sockets import Bell
 from envbus.bus.wire.messages import Reply, Request, Tree
+from envbus.runner.errors import FaultCause
 from envbus.runner.monitoring.figures import FaultFigures, ProcessFigures
 from envbus.runner.workers.actions import STEP_ALL
 from envbus.runner.workers.config import FleetConfig
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.fleet import Fleet, RowMap, env_spaces, raise_build_error
 from envbus.runner.workers.recycling import Recycling
 from envbus.runner.workers.step_words import StepWords

@@ -18,8 +18,8 @@ from envbus.bus.errors import ConfigError
 from envbus.bus.peer.worker import Codec
 from envbus.bus.process.process_group import Child
 from envbus.bus.wire.messages import Failed, Payload, Request
+from envbus.runner.errors import FaultCause
 from envbus.runner.monitoring.figures import ProcessFigures
-from envbus.runner.workers.faults import FaultCause
 
 __all__ = [
     "STRAY",

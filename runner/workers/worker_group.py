@@ -30,10 +30,10 @@ from envbus.bus.interrupts import uninterrupted_call, without_interrupts
 from envbus.bus.process.exit_report import ExitStatus
 from envbus.bus.transport.unix_sockets import wait_for
 from envbus.bus.wire.messages import Failed, FailureCode, Payload, Reply, Request
+from envbus.runner.errors import FaultCause
 from envbus.runner.monitoring.figures import FaultFigures
 from envbus.runner.workers.config import FleetConfig
 from envbus.runner.workers.connections import Connections
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.lifecycle import Lifecycle, why_it_ended
 from envbus.runner.workers.recycling import Recycling
 from envbus.runner.workers.worker import (

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from envbus.actors.env.renewal import RestartRequest
 from envbus.actors.testing import CountingEnv
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from tests.waiting import pass_time, wait_until
 
 #: Actions.

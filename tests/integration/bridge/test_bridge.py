@@ -63,8 +63,8 @@ from envbus.bus.wire.messages import (
 )
 from envbus.runner import DUMMY_AGENT, ExternalEnvBridge
 from envbus.runner.bridge import BridgeResult, EpisodeLimits
+from envbus.runner.errors import FaultCause
 from envbus.runner.policies.mlp import MlpPolicy, policy_from_weights
-from envbus.runner.workers.faults import FaultCause
 from tests.integration.bus_programs import RawPeer, frames_of, free_port, hello_frames
 from tests.integration.group_children import PATIENCE, refused_in_a_fork
 from tests.integration.relay import Relay

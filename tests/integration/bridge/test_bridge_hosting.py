@@ -16,11 +16,11 @@ import pytest
 
 from envbus.actors import ExternalEnv, ExternalMultiAgentEnv, SimulatorError
 from envbus.bus.errors import ConfigError, OverloadedError
-from envbus.bus.process.restart import Restart, RestartPolicy
+from envbus.bus.supervision.restart import Restart, RestartPolicy
 from envbus.runner import ExternalEnvBridge
 from envbus.runner.bridge.hosting import Where
 from envbus.runner.bridge.vocabulary import EpisodeLimits
-from envbus.runner.workers.faults import FaultCause
+from envbus.runner.errors import FaultCause
 from tests.integration.group_children import Driver, is_alive, traced, wait_until
 from tests.integration.simulators import ACTION, OBSERVATION, Runner, seen
 from tests.waiting import pass_time

@@ -22,7 +22,7 @@ from gymnasium.vector.utils import batch_space
 
 from envbus.actors.env.atari import make_atari
 from envbus.actors.env.source import make, parse_source
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner import ActorPool, BusVectorEnv, make_vec
 from envbus.runner.testing import assert_same_trajectory
 

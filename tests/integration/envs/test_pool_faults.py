@@ -17,12 +17,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.env_results import Batch
 from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.errors import Fault
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import Hooks, Timeouts
-from envbus.runner.workers.faults import Fault
 from envbus.runner.workers.worker import ActorState
 from tests.integration.faulty import (
     ASK,

@@ -20,10 +20,10 @@ from envbus.bus.transport.zmq_sockets import ZmqPeer
 from envbus.bus.wire.codec import encode, encode_header
 from envbus.bus.wire.messages import PROTOCOL_VERSION, Goodbye, Header, Hello, Kind
 from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.errors import ActorLostError
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Timeouts
-from envbus.runner.workers.faults import ActorLostError
 from tests.integration.envs.test_remote_actors import PATIENCE, free_port, with_remote_actor
 from tests.integration.faulty import EXIT, RAISE, RESTART, STOP
 from tests.runner.pool_envs import receive_all, receive_until_back

@@ -20,10 +20,10 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+from envbus.runner.errors import FaultCause
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Hooks
-from envbus.runner.workers.faults import FaultCause
 from tests.integration.faulty import RESTART
 from tests.integration.group_children import is_alive, wait_until
 from tests.integration.row_model import RAISE, EnvModel, LifeEnv, reward_of, rows_of

@@ -21,13 +21,13 @@ from gymnasium.vector import AutoresetMode
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
 from envbus.bus.process.stacks import LEFT_TO_WRITERS
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.errors import ActorLostError
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Timeouts
-from envbus.runner.workers.faults import ActorLostError
 from tests.envs import FailingEnv, HangingEnv
 from tests.integration.group_children import PATIENCE, is_alive, wait_until
 from tests.runner.pool_envs import GatedEnv, PidEnv, TouchingEnv, killed_at_the_end

@@ -25,11 +25,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.errors import ActorLostError, EnvError, Fault
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import Hooks, Timeouts
-from envbus.runner.workers.faults import ActorLostError, EnvError, Fault
 from tests.integration.faulty import (
     ASK,
     EXIT,

@@ -20,7 +20,7 @@ from envbus.actors.external.protocol import GetAction, StartEpisode
 from envbus.actors.testing import CountingEnv
 from envbus.bus.folders import FOLDER_VARIABLE
 from envbus.bus.gateway import GatewayConfig
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner import EnvRunner, ExternalEnvBridge
 from envbus.runner.bridge.hosting import Where

@@ -23,8 +23,8 @@ from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import StartError
 from envbus.runner import ActorPool, BusVectorEnv, RestartPolicy
 from envbus.runner.engine.env_results import Batch
+from envbus.runner.errors import ActorLostError
 from envbus.runner.workers import waiting_note
-from envbus.runner.workers.faults import ActorLostError
 from tests.integration.faulty import RESTART
 from tests.integration.group_children import PATIENCE, is_alive, wait_until
 

@@ -39,7 +39,7 @@ from envbus.bus.gateway import GatewayConfig
 from envbus.bus.peer.client import Client
 from envbus.bus.process.pipe import Pipe
 from envbus.bus.process.process_group import ProcessGroup
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport import words
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner import (
@@ -54,6 +54,7 @@ from envbus.runner import (
 from envbus.runner.batches.metrics import PerfTimers
 from envbus.runner.bridge.hosting import HostedThread
 from envbus.runner.engine import engine
+from envbus.runner.errors import EnvError
 from envbus.runner.inference.policy_connections import PolicyConnections
 from envbus.runner.inference.policy_workers import PolicyWorkers
 from envbus.runner.policies import MlpPolicy, policy_from_weights
@@ -61,7 +62,6 @@ from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.testing import assert_same
 from envbus.runner.vector import quick_steps
 from envbus.runner.workers import step_words
-from envbus.runner.workers.faults import EnvError
 from tests.descriptors import open_descriptors
 from tests.integration.group_children import is_alive, wait_until
 from tests.integration.policies_under_test import hold, make_probe, rows

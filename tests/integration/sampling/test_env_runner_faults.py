@@ -12,12 +12,12 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
+from envbus.runner.errors import EnvError, Fault, FaultCause
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
-from envbus.runner.workers.faults import EnvError, Fault, FaultCause
 from envbus.runner.workers.recycling import RecycleAfter
 from tests.runner.pool_envs import PATIENCE
 from tests.runner.sampling.test_column_sampler import Elsewhere, Here

@@ -20,14 +20,14 @@ from gymnasium.error import NoAsyncCallError
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
+from envbus.runner.errors import FaultCause
 from envbus.runner.group.config import GroupConfig
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.policies.connectors import Normalize
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.config import Timeouts
-from envbus.runner.workers.faults import FaultCause
 from tests.envs import HangingEnv
 from tests.integration.group_children import PATIENCE, Driver, is_alive, traced, wait_until
 from tests.runner.group.test_env_runner_group import Steps

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST
 from envbus.runner.group.env_runner_group import EnvRunnerGroup
 from envbus.runner.inference.policy_connections import PolicyConnections

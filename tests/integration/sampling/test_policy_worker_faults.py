@@ -17,7 +17,7 @@ import pytest
 
 from envbus.bus.errors import ClosedError, PeerLostError, RestartLimitError, TransportError
 from envbus.bus.process.process_group import ProcessGroup
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.local_link import LOCAL_LINKS_EXIST, LocalLinkEnd
 from envbus.runner.inference import policy_processes
 from envbus.runner.inference.policy_protocol import OpenLocalLink

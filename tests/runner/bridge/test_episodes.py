@@ -24,7 +24,7 @@ from envbus.runner.bridge.vocabulary import (
     SendReply,
     StartCall,
 )
-from envbus.runner.workers.faults import FaultCause
+from envbus.runner.errors import FaultCause
 from tests.runner.bridge.scenes import A, Scene, action_of, by_agent, refusal
 
 B = b"b"

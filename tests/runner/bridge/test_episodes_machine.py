@@ -30,8 +30,8 @@ from envbus.runner.bridge.vocabulary import (
     StartCall,
     Tick,
 )
+from envbus.runner.errors import FaultCause
 from envbus.runner.pool.agent_results import DUMMY_AGENT
-from envbus.runner.workers.faults import FaultCause
 
 CLIENTS = st.sampled_from(["p", "q", "r"])
 NAMES = st.sampled_from(["e0", "e1", "e2"])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from envbus.actors import ExternalEnv, SimulatorError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.transport.curve_keys import Entrance
 from envbus.runner.bridge import hosting
 from envbus.runner.bridge.hosting import Hosts

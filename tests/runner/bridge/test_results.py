@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envbus.runner.bridge.results import BridgeResult, ClientChoice, EpisodeFault, Record
-from envbus.runner.workers.faults import FaultCause
+from envbus.runner.errors import FaultCause
 
 
 def content(observation: int) -> dict[str, dict[str, object]]:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from envbus.bus.errors import RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.env_faults import EnvFaults, FaultLog
 from envbus.runner.engine.env_states import EnvState, EnvStates
+from envbus.runner.errors import ActorLostError, FaultCause
 from envbus.runner.workers.env_placement import EnvPlacement
-from envbus.runner.workers.faults import ActorLostError, FaultCause
 from envbus.runner.workers.worker import ActorState, Gone, share_out
 
 

@@ -8,8 +8,8 @@ import pytest
 from envbus.actors.env.renewal import RestartRequest
 from envbus.actors.protocol import SlotError
 from envbus.runner.engine.env_faults import FaultLog
+from envbus.runner.errors import EnvError, Fault, FaultCause
 from envbus.runner.workers.config import Hooks
-from envbus.runner.workers.faults import EnvError, Fault, FaultCause
 
 
 def error_of(error: BaseException, env_id: int = 3) -> EnvError:

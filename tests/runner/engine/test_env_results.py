@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 
 from envbus.actors.arrays.blocks import BlockLayout
 from envbus.runner.engine.env_results import CutEpisodes, ObservationStore, merge_infos
-from envbus.runner.workers.faults import Fault, FaultCause, FaultInfo
+from envbus.runner.errors import Fault, FaultCause, FaultInfo
 
 
 def test_the_last_observation_is_the_one_that_was_received_whatever_was_written_since() -> None:

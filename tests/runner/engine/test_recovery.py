@@ -5,7 +5,7 @@ import math
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.recovery import Incarnations, Recovery
 from envbus.runner.engine.seeding import restart_seed
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from envbus.runner.batches.metrics import EpisodeResult, MetricsDelta
+from envbus.runner.errors import Fault, FaultCause
 from envbus.runner.group.joining import RunnerFault, RunnerPart, join
 from envbus.runner.group.protocol import Report
-from envbus.runner.workers.faults import Fault, FaultCause
 
 
 def result(env_id: int, eps_id: int) -> EpisodeResult:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from envbus.bus.errors import ProtocolError
-from envbus.bus.process.liveness_probe import PROBE
 from envbus.bus.process.pipe import Pipe
+from envbus.bus.supervision.liveness_probe import PROBE
 from envbus.runner.inference.policy_calls import HostedPolicy
 from envbus.runner.inference.policy_worker import HostedPolicies, PushedWeights, WorkerReport
 from envbus.runner.policies.policy import Policy

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from envbus.actors.env.agents import ALL
+from envbus.runner.errors import Fault, FaultCause
 from envbus.runner.pool.agents_in_lockstep import AgentsEpisode, AgentsInLockstep, Record
 from envbus.runner.pool.pool import ActorPool
-from envbus.runner.workers.faults import Fault, FaultCause
 from tests.actors.agent_envs import CountingParallelEnv, RoundRobinEnv
 
 Make = Callable[..., tuple[ActorPool, AgentsInLockstep]]

@@ -20,12 +20,12 @@ from gymnasium.vector import SyncVectorEnv
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError, RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.env_results import ObservationStore
+from envbus.runner.errors import ActorLostError, Fault, FaultCause, env_errors
 from envbus.runner.pool.agent_results import ASYNC_RESET, DUMMY_AGENT, PollResult
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import Timeouts
-from envbus.runner.workers.faults import ActorLostError, Fault, FaultCause, env_errors
 from envbus.runner.workers.recycling import RecycleAfter
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
 from tests.envs import FailingEnv

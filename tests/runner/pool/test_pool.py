@@ -22,12 +22,12 @@ from gymnasium.vector.utils import iterate
 
 from envbus.actors.testing import CountingEnv, InfoEnv
 from envbus.bus.errors import ClosedError, ConfigError, RestartLimitError, StartError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.env_results import Batch
 from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.errors import ActorLostError, FaultCause
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import Timeouts
-from envbus.runner.workers.faults import ActorLostError, FaultCause
 from tests.envs import CustomSpaceEnv, FailingEnv, HangingEnv, SpaceEnv, all_spaces
 from tests.integration.group_children import is_alive, refused_in_a_fork, wait_until
 from tests.runner.pool_envs import (

@@ -11,7 +11,7 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.batches.nested import map_tree
 from envbus.runner.engine.env_results import Rows
 from envbus.runner.policies.connectors import ClipActions

@@ -7,9 +7,9 @@ import pytest
 
 from envbus.runner.batches.episode import EpisodeIds
 from envbus.runner.batches.metrics import SampleMetrics
+from envbus.runner.errors import Fault, FaultCause
 from envbus.runner.sampling.columns import ColumnFragments, Columns, RunningEpisodes
 from envbus.runner.sampling.config import EnvQuotas, Phase, RunnerConfig, Sample
-from envbus.runner.workers.faults import Fault, FaultCause
 
 
 def ints(*values: int) -> Any:

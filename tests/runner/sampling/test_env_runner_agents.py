@@ -10,12 +10,12 @@ import pytest
 from gymnasium import spaces
 
 from envbus.bus.errors import ConfigError
+from envbus.runner.errors import env_errors
 from envbus.runner.policies.connectors import ClipRewards
 from envbus.runner.policies.policy import FunctionPolicy, Policy, PolicyOutput, RandomPolicy
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
-from envbus.runner.workers.faults import env_errors
 from tests.actors.agent_envs import CountingParallelEnv, DictEnv, RoundRobinEnv
 from tests.runner.sampling_scenes import zeros
 

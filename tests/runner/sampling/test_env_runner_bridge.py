@@ -21,11 +21,11 @@ from envbus.actors.external.external_env import ExternalEnv
 from envbus.bus.errors import EnvbusError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult
+from envbus.runner.errors import FaultCause
 from envbus.runner.policies.policy import PolicyOutput
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
-from envbus.runner.workers.faults import FaultCause
 from tests.runner.sampling_scenes import Log, zeros
 from tests.runner.simulators import (
     ACTIONS,

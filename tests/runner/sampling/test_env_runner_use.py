@@ -16,8 +16,9 @@ import pytest
 from gymnasium.error import ClosedEnvironmentError
 
 from envbus.bus.errors import ConfigError, RestartLimitError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.engine.seeding import restart_seed
+from envbus.runner.errors import Fault
 from envbus.runner.policies.connectors import Normalize, Pipeline
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.policies.policy import PolicyOutput
@@ -25,7 +26,6 @@ from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import CallbackError, Callbacks
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
-from envbus.runner.workers.faults import Fault
 from tests.envs import FailingEnv
 from tests.runner.pool_envs import GatedEnv
 from tests.runner.sampling_scenes import counting, zeros

@@ -15,7 +15,7 @@ import pytest
 
 from envbus.actors.testing import CountingEnv
 from envbus.bus.errors import ConfigError
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.callbacks import Callbacks
 from envbus.runner.sampling.config import RunnerConfig

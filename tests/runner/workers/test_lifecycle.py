@@ -10,10 +10,10 @@ import pytest
 
 from envbus.bus.errors import StartError
 from envbus.bus.process.exit_report import ExitStatus
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
 from envbus.bus.wire.messages import Failed, FailureCode
+from envbus.runner.errors import FaultCause
 from envbus.runner.workers.config import FleetConfig
-from envbus.runner.workers.faults import FaultCause
 from envbus.runner.workers.lifecycle import Lifecycle, MemoryWatch
 from envbus.runner.workers.recycling import RecycleAfter
 from envbus.runner.workers.worker import (

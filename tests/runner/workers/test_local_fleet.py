@@ -21,13 +21,13 @@ from gymnasium.vector.utils import iterate
 from envbus.actors.testing import CountingEnv, InfoEnv
 from envbus.bus.errors import ConfigError
 from envbus.bus.interrupts import uninterrupted_call
-from envbus.bus.process.restart import RestartPolicy
+from envbus.bus.supervision.restart import RestartPolicy
+from envbus.runner.errors import EnvError, env_errors
 from envbus.runner.policies.mlp import MlpPolicy
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.sampling.config import RunnerConfig
 from envbus.runner.sampling.env_runner import EnvRunner
 from envbus.runner.workers.actions import STEP_ALL
-from envbus.runner.workers.faults import EnvError, env_errors
 from envbus.runner.workers.recycling import RecycleAfter
 from tests.envs import FailingEnv, all_spaces
 from tests.runner.pool_envs import PATIENCE, EchoEnv, PidEnv, receive_all
@@ -316,7 +316,7 @@ CTRL_C = """
     import gymnasium, numpy as np
     from envbus.actors.testing import CountingEnv
     from envbus.runner import ActorPool
-    from envbus.runner.workers.faults import EnvError
+    from envbus.runner.errors import EnvError
 
     class Interrupted(CountingEnv):
         def step(self, action):

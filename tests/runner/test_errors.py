@@ -11,7 +11,7 @@ import pytest
 from envbus.actors.failures import slot_error
 from envbus.actors.protocol import SlotError
 from envbus.bus.errors import EnvbusError
-from envbus.runner.workers.faults import (
+from envbus.runner.errors import (
     ActorLostError,
     EnvError,
     advise,
@@ -170,7 +170,7 @@ def test_the_error_names_env_actor_life_and_phase_and_shows_the_remote_line() ->
         "env 5 (actor-1, incarnation 2) failed in autoreset: builtins.ValueError: no\n"
     )
     assert "raise error" in env_error.remote_traceback
-    assert "test_faults.py" in str(env_error)
+    assert "test_errors.py" in str(env_error)
 
 
 @pytest.mark.parametrize(

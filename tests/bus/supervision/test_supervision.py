@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from envbus.bus.process.restart import ChildState, Exit, RestartPolicy
-from envbus.bus.process.supervision import ChildGivenUp, StartChild, Supervision
+from envbus.bus.supervision.restart import ChildState, Exit, RestartPolicy
+from envbus.bus.supervision.supervision import ChildGivenUp, StartChild, Supervision
 
 POLICY = RestartPolicy(max_restarts=2, window=10.0, backoff=1.0)
 

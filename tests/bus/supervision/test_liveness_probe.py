@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from envbus.bus.process.liveness_probe import LivenessProbe, Verdict
+from envbus.bus.supervision.liveness_probe import LivenessProbe, Verdict
 
 
 def test_a_worker_that_gives_no_sign_of_life_after_a_question_hangs() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from envbus.bus.errors import ConfigError
-from envbus.bus.process.restart import (
+from envbus.bus.supervision.restart import (
     ChildState,
     Exit,
     Restart,

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from envbus.bus.process.restart import ChildState, Exit, RestartPolicy, SupervisedLife
+from envbus.bus.supervision.restart import ChildState, Exit, RestartPolicy, SupervisedLife
 
 __all__ = [
     "ChildGivenUp",

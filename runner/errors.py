@@ -30,7 +30,7 @@ __all__ = [
     "without_our_frames",
 ]
 
-logger = logging.getLogger("envbus.runner.workers.faults")
+logger = logging.getLogger("envbus.runner.errors")
 
 
 class FaultCause(enum.Enum):
