@@ -346,6 +346,7 @@ def test_what_a_bridge_cannot_take_is_refused_by_its_name(
         call(bridge)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pool", "group"])
 def test_a_thread_that_asks_while_another_waits_is_told_so(kind: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"

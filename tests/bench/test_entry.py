@@ -44,7 +44,7 @@ def test_nothing_slow_is_loaded_before_ctrl_c_is_quiet() -> None:
     assert not {"importlib.metadata", "numpy", "typer"} & set(done.stdout.split()), done.stderr
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
 def test_the_command_itself_finds_the_handler_of_ctrl_c_that_was_there(handler: str) -> None:
     before = f"import signal; signal.signal(signal.SIGINT, signal.{handler})\n"
@@ -60,7 +60,7 @@ def test_ctrl_c_that_is_ignored_is_ignored_while_modules_load() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
 def test_streams_that_were_closed_are_opened_to_nowhere(closed: list[int]) -> None:
     report = (

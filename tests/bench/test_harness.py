@@ -132,6 +132,7 @@ def test_a_wrong_name_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["check", "nowhere.json"]) == 2
 
 
+@pytest.mark.slow
 def test_report_and_check_read_what_was_measured(
     here: Environments, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

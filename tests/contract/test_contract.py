@@ -32,6 +32,7 @@ class _BusContract(VectorEnvContract):
         )
 
 
+@pytest.mark.slow
 class TestOneActor(_BusContract):
     num_actors = 1
 
@@ -46,6 +47,7 @@ class TestTwoActors(_BusContract):
     num_actors = 2
 
 
+@pytest.mark.slow
 class TestTwoActorsWithoutSharedMemory(_BusContract):
     shared_memory = False
     num_actors = 2

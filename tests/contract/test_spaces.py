@@ -56,15 +56,20 @@ if ANY_GRAPHS:
         ),
     }
 
+#: Without processes these are tried in tests/actors/test_trajectories.py.
+PLAIN = all_spaces()
+
 both_ways = pytest.mark.parametrize("shared_memory", [True, False])
 
 
 @pytest.mark.parametrize(
     ("mode", "shared_memory"),
-    # In one process both are quick: tests/actors/test_trajectories.py.
     [("NextStep", True), pytest.param("SameStep", False, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in PLAIN else name for name in SPACES],
+)
 def test_observations_and_actions_of_every_space(name: str, mode: str, shared_memory: bool) -> None:
     """Also those of changing size, with shared memory for what has a fixed one."""
     space = SPACES[name]

@@ -257,6 +257,7 @@ def test_large_numbers_are_no_reason_to_warn(kind: tuple[type[np.floating[Any]],
         assert error.slot == 1
 
 
+@pytest.mark.slow
 def test_a_program_that_warns_by_default_is_not_told_of_large_numbers_either() -> None:
     program = (
         "import numpy as np, gymnasium as gym\n"

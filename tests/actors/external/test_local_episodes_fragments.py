@@ -84,6 +84,7 @@ def test_a_fragment_of_large_arrays_is_one_that_a_bridge_has_room_for() -> None:
     assert fragments.num_waiting == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("observation", "info"),
     [("é" * 150_000, None), (0, {"x": [0.5] * 20_000}), (0, {"x": [{}] * 5_000})],

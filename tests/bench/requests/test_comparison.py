@@ -33,7 +33,7 @@ def test_a_case_travels_on_a_command_line() -> None:
         assert RequestCase.of(case.to_json()) == case
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES["bus"][1::-1], ids=["large", "small"])
 def test_each_carrier_of_the_bus_carries_small_and_large_answers(
     case: RequestCase, here: Environments

@@ -180,6 +180,7 @@ def test_a_client_of_a_later_life_may_send_more_than_may_be_untaken_at_a_time(
         bus.take(Notify, 10)
 
 
+@pytest.mark.slow
 def test_clients_that_come_and_go_while_the_broker_is_away_are_bounded_in_number(
     tmp_path: Path,
 ) -> None:

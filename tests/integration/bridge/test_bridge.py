@@ -165,6 +165,7 @@ def test_several_agents_come_and_go() -> None:
     assert last.terminateds["e"]["__all__"] is True
 
 
+@pytest.mark.slow
 def test_a_client_may_tell_the_space_of_large_images() -> None:
     image = spaces.Box(0, 255, (480, 640, 3), np.uint8)
 
@@ -1055,6 +1056,7 @@ def test_a_forked_copy_of_a_bridge_refuses_and_harms_nobody() -> None:
             Runner(bridge).serve(simulator.over)
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_a_client_that_chooses_refuses_and_harms_nobody() -> None:
     with ExternalEnvBridge(OBSERVATION, ACTION) as bridge:
         weights = MlpPolicy(OBSERVATION, ACTION).get_weights()

@@ -280,7 +280,7 @@ def test_a_close_that_is_cancelled_has_closed_and_is_cancelled(
         Runner(bridge).serve(sim.over)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["asyncio.run(clients[0].close())", "clients.clear()"])
 def test_a_client_may_outlive_its_loop(bridge: ExternalEnvBridge, end: str) -> None:
     program = f"""
@@ -321,7 +321,7 @@ print("over")
     assert sim.result == "over\n"
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("inference", ["server", "client"])
 def test_a_forked_copy_of_a_client_is_closed_and_harms_nobody(
     bridge: ExternalEnvBridge, inference: str

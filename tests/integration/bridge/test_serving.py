@@ -286,6 +286,7 @@ def test_many_clients_of_which_one_is_killed(tmp_path: Path) -> None:
     assert ended <= set(recorded(tmp_path))
 
 
+@pytest.mark.slow
 def test_figures_are_served_while_simulators_play() -> None:
     port = free_port()
     with Server("--metrics", f"127.0.0.1:{port}") as server, connect(server) as client:
@@ -327,6 +328,7 @@ def test_a_model_is_loaded_anew_ten_times_and_no_request_is_lost(
     assert "errors: policy" not in said
 
 
+@pytest.mark.slow
 def test_sighup_while_a_server_starts_ends_nothing() -> None:
     with Server("--env", "CartPole-v1", "--seconds", "0", policy="demanded_early") as server:
         said = server.process.communicate(timeout=PATIENCE)[0]
@@ -334,6 +336,7 @@ def test_sighup_while_a_server_starts_ends_nothing() -> None:
     assert "0 answers" in said  # its last words, in order
 
 
+@pytest.mark.slow
 def test_sighup_of_a_terminal_that_is_gone_ends_the_server() -> None:
     terminal, end = os.openpty()
     with Server(stdin=end) as server, connect(server) as client:
@@ -412,6 +415,7 @@ def test_a_share_of_the_episodes_is_answered_by_a_canary(
     assert re.search(rf"model {canary} +{2 * len(of_canary)} answers", said), said
 
 
+@pytest.mark.slow
 def test_who_asks_too_often_is_refused_and_can_come_again() -> None:
     with Server("--max-rate", "2") as server, connect(server) as client:
         client.start_episode("e")
@@ -468,6 +472,7 @@ def audited(file: Path) -> list[tuple[Any, ...]]:
     return [tuple(line.get(name, "") for name in names) for line in told]
 
 
+@pytest.mark.slow
 def test_the_audit_log_says_who_asked_what_and_can_be_rotated(tmp_path: Path) -> None:
     log, moved = tmp_path / "log", tmp_path / "log.1"
     with Server("--audit", str(log), "--drain-timeout", "0.1") as server:
@@ -623,7 +628,7 @@ def test_sigterm_lets_running_episodes_end_and_none_begin(tmp_path: Path) -> Non
     assert list((tmp_path / "default_policy").glob("*.parquet")), "the shard is complete"
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [False, True], ids=["drain time-out", "second Ctrl-C"])
 def test_an_episode_that_does_not_end_holds_nobody_up(second: bool) -> None:
     drain_timeout = "30" if second else "0.3"

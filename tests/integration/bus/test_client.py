@@ -529,6 +529,7 @@ def test_a_program_that_closes_nothing_ends_quietly(broker: RunningBroker) -> No
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_many_requests(broker: RunningBroker, client: Client) -> None:
     with worker("w", broker.endpoint, capacity=256):
         for _ in range(20):

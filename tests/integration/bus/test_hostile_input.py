@@ -239,6 +239,7 @@ with RawPeer(sys.argv[1], sys.argv[2].encode()) as raw:
 """
 
 
+@pytest.mark.slow
 def test_episodes_go_on_while_others_flood_a_bridge_and_these_are_counted() -> None:
     one = spaces.Discrete(2)
     with ExternalEnvBridge(one, one, local_links=False) as bridge, contextlib.ExitStack() as stack:

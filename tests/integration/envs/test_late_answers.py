@@ -83,7 +83,7 @@ def test_a_vector_env_never_shifts_its_steps(transport: dict[str, Any], names: s
         assert envs.statistics().late_replies > 0
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @TRANSPORTS
 def test_steps_calls_and_resets_that_are_late_are_not_taken_for_each_other(
     transport: dict[str, Any],
@@ -132,7 +132,7 @@ def test_a_step_past_its_own_deadline_is_never_taken_for_the_next() -> None:
 # --- pools ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @TRANSPORTS
 def test_a_pool_gives_each_result_once_and_in_order_however_short_its_waits(
     transport: dict[str, Any],
@@ -157,7 +157,7 @@ def test_a_pool_gives_each_result_once_and_in_order_however_short_its_waits(
         assert late > 20
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @TRANSPORTS
 def test_poll_gives_each_result_once_and_in_order_however_short_its_waits(
     transport: dict[str, Any],

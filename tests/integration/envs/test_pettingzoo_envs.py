@@ -158,6 +158,7 @@ class ObjectEnv(DictEnv):
         return super().reset(**kwargs)[0], {"a": {"env": self}}
 
 
+@pytest.mark.slow
 def test_infos_of_agents_that_cannot_cross_are_placeholders() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     source = f"{__name__}:ObjectEnv"
@@ -172,6 +173,7 @@ def test_infos_of_agents_that_cannot_cross_are_placeholders() -> None:
         assert isinstance(result.infos[0]["a"]["env"], Placeholder)
 
 
+@pytest.mark.slow
 def test_an_env_with_agents_may_live_in_a_remote_actor() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     source = parse_source("mpe2.simple_spread_v3:parallel_env", {"max_cycles": 3})

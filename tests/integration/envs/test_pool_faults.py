@@ -453,7 +453,7 @@ def test_a_request_for_a_restart_is_logged_quietly(
     assert "the simulator wants it" in caplog.text
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "shared_memory"), [("NextStep", True), ("SameStep", False)])
 def test_the_same_faults_give_the_same_trajectories(
     make: Make, mode: str, shared_memory: bool

@@ -173,6 +173,7 @@ def test_a_remote_actor_that_dies_is_named() -> None:
         envs.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ctrl_c_in_a_step_ends_a_remote_actor_and_is_no_error_of_its_env() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
@@ -206,7 +207,7 @@ def test_a_remote_actor_that_joins_later_takes_over_the_envs_of_one_that_died() 
             envs.close()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("local_links", [True, False], ids=["local_links", "zeromq"])
 def test_with_keys_remote_actors_join_over_any_interface_and_local_ones_need_none(

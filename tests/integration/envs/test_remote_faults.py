@@ -133,7 +133,7 @@ def test_a_frozen_actor_that_goes_on_after_it_was_replaced_changes_nothing_and_l
         envs.close()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("has_spare", [True, False])
 def test_a_deadline_and_a_lease_that_end_while_the_learner_is_away_end_one_life_only(
     has_spare: bool,

@@ -93,7 +93,7 @@ def watch() -> Iterator[Any]:
         one.envs.close(terminate=True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize(
     ("lengths", "settings"),

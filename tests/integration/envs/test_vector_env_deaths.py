@@ -275,7 +275,7 @@ def test_a_stopped_actor_that_was_replaced_says_nothing_any_more(make: Make) -> 
     assert envs.statistics().late_replies == 0
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 def test_the_death_of_the_fork_server_is_that_of_all_actors(make: Make, context: str) -> None:
     envs = make(

@@ -316,7 +316,7 @@ def raise_unheard() -> None:
     raise KeyError("nobody hears of it")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @MODES
 @pytest.mark.parametrize(
     ("end", "status"),

@@ -90,7 +90,7 @@ def pool_that_needs_no_tmpdir(_: int) -> ActorPool:
     return pool
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="nameless files are in TMPDIR here")
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_runner_that_starts_processes_writes_no_file(context: str) -> None:
@@ -142,6 +142,7 @@ def test_policy_workers_count_and_come_back(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LOCAL_LINKS_EXIST, reason="no SOCK_SEQPACKET or epoll here")
 def test_a_runner_that_is_started_again_finds_the_policy_workers(temporary: Path) -> None:
     policy = functools.partial(np.zeros, dtype=np.int64)
@@ -169,6 +170,7 @@ def test_rows_are_shared_with_policy_workers_whose_sockets_were_removed(temporar
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_actors_within_a_runner_come_back(temporary: Path, tmp_path: Path) -> None:
     sign = tmp_path / "sign"
     settings = GroupConfig(pool_settings={"num_actors": 1, "local_links": False, "restart": OFTEN})
@@ -184,7 +186,7 @@ def test_actors_within_a_runner_come_back(temporary: Path, tmp_path: Path) -> No
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["stream", "ws"])
 def test_clients_of_a_gateway_join(transport: str, temporary: Path, short_tmp_path: Path) -> None:
     local = ("127.0.0.1:0",)
@@ -213,7 +215,7 @@ def test_clients_of_a_gateway_join(transport: str, temporary: Path, short_tmp_pa
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_simulators_of_a_bridge_come_back(
     where: Where, temporary: Path, short_tmp_path: Path

@@ -160,7 +160,7 @@ def test_a_vector_env_goes_on_under_a_storm_of_kills(vector: BusVectorEnv) -> No
     assert 0 < faults <= killer.killed
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @LOCAL_LINKS
 def test_a_pool_goes_on_under_a_storm_of_kills(local_links: bool) -> None:
     killer = Killer(2)

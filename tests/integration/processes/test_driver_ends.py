@@ -101,7 +101,7 @@ def test_nothing_outlives_a_killed_driver(
     assert named_shared_memory() == []
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [
@@ -335,7 +335,7 @@ def test_a_hook_may_exit(tmp_path: Path) -> None:
         assert traced(driver.trace) == []
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("pending", [False, True])
 def test_close_may_be_called_from_a_destructor(pending: bool, tmp_path: Path) -> None:
     source = f"""
@@ -361,7 +361,7 @@ def test_close_may_be_called_from_a_destructor(pending: bool, tmp_path: Path) ->
 # --- forked copies --------------------------------------------------------------------------
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("pending", [False, True])
 @pytest.mark.parametrize("closes", [False, True])
 def test_a_forked_copy_leaves_its_owners_envs_alone(

@@ -45,18 +45,19 @@ def test_a_script_without_main_guard(method: str, tmp_path: Path) -> None:
     assert run(f"use_and_close({method!r})", tmp_path) == (0, "", "")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 def test_a_script_on_standard_input(method: str, tmp_path: Path) -> None:
     assert run(f"use_and_close({method!r})", tmp_path, stdin=True) == (0, "", "")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 def test_a_script_that_closes_nothing_leaves_nothing(method: str, tmp_path: Path) -> None:
     assert run(f"kept = use({method!r})", tmp_path) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_no_process_is_left_when_the_interpreter_has_ended_in_order(tmp_path: Path) -> None:
     with Driver(USE + "kept = use('fork')", tmp_path) as driver:
         assert driver.finish() == (0, "", "")
@@ -99,7 +100,7 @@ ready.wait()
     assert run(source, tmp_path) == (0, "", "")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_a_daemonic_multiprocessing_process(method: str, context: str, tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ process_group.close()
     assert run(source, tmp_path) == (0, "ClosedError\nexit code 0\n", "")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 def test_a_forked_copy_of_a_forked_driver_leaves_its_children_alone(
     method: str, tmp_path: Path
@@ -171,6 +172,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
     assert run(source, tmp_path) == (0, "exit code 0\n", "")
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_the_driver_does_not_keep_its_children_alive(tmp_path: Path) -> None:
     source = """
 import os, time
@@ -230,6 +232,7 @@ process_group.close()
     assert run(source, tmp_path)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_program_whose_working_directory_is_gone(tmp_path: Path) -> None:
     source = """
 import os, tempfile
@@ -240,6 +243,7 @@ use_and_close("fork")
     assert run(source, tmp_path) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_program_that_blocks_and_ignores_signals(tmp_path: Path) -> None:
     source = """
 import signal

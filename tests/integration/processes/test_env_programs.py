@@ -84,13 +84,13 @@ def test_a_script_without_main_guard(context: str | None, tmp_path: Path) -> Non
     assert run(f"use({context!r}).close()", tmp_path) == GOOD
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @CONTEXTS
 def test_a_script_on_standard_input(context: str | None, tmp_path: Path) -> None:
     assert run(f"use({context!r}).close()", tmp_path, stdin=True) == GOOD
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_daemon_thread(context: str, tmp_path: Path) -> None:
     program = f"""
@@ -372,6 +372,7 @@ class TwoArgumentsError(Exception):
         super().__init__(f"{one} and {two}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [BusVectorEnv, ActorPool])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_constructor_that_raises(make: Callable[..., Any], context: str, tmp_path: Path) -> None:

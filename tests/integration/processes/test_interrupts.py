@@ -440,7 +440,7 @@ def test_a_reset_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None
     at_every_line(lambda: vector.reset(seed=seed, options={"kind": ENV}), after, every=7)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_call_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
     vector.reset(seed=1)
     calls = 0
@@ -461,7 +461,7 @@ def test_a_call_goes_on_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
     at_every_line(call, after, every=9)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_attributes_of_some_envs_are_kept_where_ctrl_c_broke_it_off(vector: BusVectorEnv) -> None:
     vector.exec_func(add_method)
     calls = 0
@@ -627,6 +627,7 @@ def test_a_step_goes_on_where_many_ctrl_c_came_while_a_slow_fork_server_was_repl
         assert not envs.step(np.zeros(3, np.int64))[3].any()
 
 
+@pytest.mark.slow
 def test_envs_whose_result_ctrl_c_kept_back_wait_for_recv(make_pool: Any) -> None:
     pool = make_pool()
     pool.reset(seed=1)
@@ -679,7 +680,7 @@ def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_recv() -> Non
         assert len(missed) <= 1, missed  # the number of lines varies: it may be met twice
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["step", "call"])
 def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_wait(asked: str) -> None:
     with closing(BusVectorEnv([partial(LifeEnv, 10**6)], num_actors=1, timeouts=PATIENCE)) as envs:
@@ -717,7 +718,7 @@ def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_wait(asked: s
         assert len(missed) <= 1, missed  # the number of lines varies: it may be met twice
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_new_step_takes_no_place_of_an_error_in_whose_place_ctrl_c_came() -> None:
     makers = [partial(LifeEnv, 10**6)] * 2
     with closing(BusVectorEnv(makers, num_actors=1, timeouts=PATIENCE)) as envs:
@@ -770,7 +771,7 @@ def test_recv_goes_on_where_a_time_limit_broke_it_off(make_pool: Any, limit: int
     assert at_every_line(step, after, every=7, number=limit) > 100
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_a_reset_of_a_pool_is_done_again_after_ctrl_c(make_pool: Any) -> None:
     pool = make_pool()
 
@@ -787,7 +788,7 @@ def test_a_reset_of_a_pool_is_done_again_after_ctrl_c(make_pool: Any) -> None:
     at_every_line(reset, after, every=5)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_poll_goes_on_where_ctrl_c_broke_it_off(make_pool: Any) -> None:
     pool = make_pool(autoreset_mode="Disabled")
     pool.poll(min_envs=NUM_ENVS)
@@ -826,7 +827,7 @@ def test_poll_goes_on_where_ctrl_c_broke_it_off(make_pool: Any) -> None:
     at_every_line(step, after, every=4)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_ctrl_c_in_a_call_of_one_env_leaves_the_others_steps_alone(make_pool: Any) -> None:
     pool = make_pool()
     model = gymnasium.vector.SyncVectorEnv([ENV] * NUM_ENVS)
@@ -925,7 +926,7 @@ def test_a_signal_that_comes_while_an_env_in_this_process_is_at_work_is_the_prog
     pool.close()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ActorPool, BusVectorEnv])
 def test_a_close_that_ctrl_c_broke_off_is_done_by_the_next_one(kind: Any) -> None:
     running: list[Any] = []
@@ -960,7 +961,7 @@ def simulate(address: str, local_links: bool, over: threading.Event) -> None:
             client.end_episode(episode, np.array([0.0]))
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("local_links", [True, False], ids=["local_links", "sockets"])
 def test_a_bridge_goes_on_where_ctrl_c_broke_it_off(local_links: bool) -> None:
     space = Box(-1e9, 1e9, (1,), np.float64)
@@ -1144,6 +1145,7 @@ class Failing(ExternalEnv):
         raise ValueError("on purpose")
 
 
+@pytest.mark.slow
 def test_the_end_of_a_simulator_in_whose_place_ctrl_c_came_is_raised_by_the_next_poll() -> None:
     space = Box(-1e9, 1e9, (1,), np.float64)
     hosted, told = 0, set[int]()
@@ -1416,7 +1418,7 @@ class FailingPolicy:
         raise ValueError(f"number {self.count}")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["sample", "collect"])
 def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_sample(asked: str) -> None:
     told: list[str] = []
@@ -1439,6 +1441,7 @@ def test_an_error_in_whose_place_ctrl_c_came_is_raised_by_the_next_sample(asked:
     assert int(told[-1].split()[1]) - len(told) <= 1  # one was on its way to the caller
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_half_of_a_state_in_a_group() -> None:
     with EnvRunnerGroup(1, [ENV], Steps(), RunnerConfig()) as group:
         state = group.get_state()

@@ -90,7 +90,7 @@ def test_a_driver_that_ends_leaves_nothing(
         wait_until_nothing_is_left(driver, pids, tmp_path)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 @METHODS
 def test_a_killed_server_takes_its_children_along(
@@ -185,6 +185,7 @@ def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> N
         wait_until(lambda: not traced(driver.trace), "the end of all that it has started")
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_bridge_goes_with_its_driver_also_after_its_fork_server_was_killed(
     tmp_path: Path,
 ) -> None:

@@ -244,6 +244,7 @@ def test_what_is_printed_is_flushed_and_exit_handlers_run(
     )
 
 
+@pytest.mark.slow
 @METHODS
 @pytest.mark.skipif(not FOUND_BY_LABEL, reason="no memfd or no /proc here")
 def test_what_a_running_child_wrote_to_stderr_is_seen_by_whoever_may(
@@ -517,6 +518,7 @@ def test_an_end_is_told_again_where_the_servers_cannot_be_or_who_takes_it_fails(
     assert list(process_group.exits()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_a_server_that_died_importing_is_not_waited_for_though_its_sockets_are_held(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -575,6 +577,7 @@ def test_a_stopped_watchdog_ends_with_the_server_that_it_watches_for(
         wait_until(lambda: not is_alive(watchdog.pid), "the watchdog's end")
 
 
+@pytest.mark.slow
 def test_all_ends_are_told_also_of_more_last_words_than_a_new_servers_socket_holds(
     process_group: ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -748,7 +751,7 @@ if os.path.getsize(count_file) == 2:
 """
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stopped", "pid"),
     [("server", "os.getpid()"), ("watchdog", "psutil.Process().children()[0].pid")],

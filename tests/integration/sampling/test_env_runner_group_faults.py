@@ -80,7 +80,7 @@ def wait_until_ready(group: EnvRunnerGroup) -> None:
     )
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", [AGAIN, False])
 def test_who_runs_tells_the_weights_that_a_dead_runner_was_asked_for(
     make: Make, restart: bool | RestartPolicy
@@ -107,6 +107,7 @@ class Unsendable(Steps):
         return super().__reduce_ex__(protocol)
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_sent_to_a_next_life_is_a_failure_of_that_life(make: Make) -> None:
     policy = Unsendable()
     group = make(policies=policy, restart=RestartPolicy.always(backoff=0.01))
@@ -119,6 +120,7 @@ def test_a_policy_that_cannot_be_sent_to_a_next_life_is_a_failure_of_that_life(m
     assert group.sample(8, timeout=PATIENCE).runners == (0, 1)
 
 
+@pytest.mark.slow
 def test_weights_of_a_state_keep_their_version_whatever_was_asked_before_and_in_a_next_life(
     make: Make,
 ) -> None:
@@ -220,6 +222,7 @@ def test_who_waits_for_runners_that_are_all_gone_is_told_in_the_log(
     assert "being started again: runner 0 (life " in caplog.text
 
 
+@pytest.mark.slow
 def test_a_sample_that_is_empty_as_all_runners_died_says_so(make: Make) -> None:
     group = make()
     group.sample_async(10**9)
@@ -318,6 +321,7 @@ def test_an_env_that_fails_in_a_runner_is_named_by_its_id_in_the_group(
     assert (metrics["num_faulty_episodes"], metrics["num_env_restarts"]) == (2, 2)
 
 
+@pytest.mark.slow
 def test_stop_during_a_sample_that_never_ends_kills_after_the_time_to_close() -> None:
     settings = GroupConfig(timeouts=Timeouts(close=0.5))
     group = EnvRunnerGroup(2, [HangingEnv] * 2, Steps(), settings=settings)
@@ -407,7 +411,7 @@ def test_ctrl_c_ends_a_sample_and_all_processes_and_is_told_once(
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pass", "raise ValueError('mine')"])
 def test_a_program_that_ends_leaves_nothing_and_says_little(
     end: str, tmp_path: Path, temporary: Path
@@ -443,6 +447,7 @@ class WideEnv(CountingEnv):
         return np.full(300_000, self.count / 100, np.float32)
 
 
+@pytest.mark.slow
 def test_rows_for_which_there_is_no_memory_come_with_the_next_call(make: Make) -> None:
     group = make([functools.partial(WideEnv, 100)] * 4, pool={"num_actors": 0})
     group.sample_async(48)  # 115 MB: the allocator keeps no such piece, and others let go of none

@@ -390,7 +390,7 @@ def test_requests_flow_while_the_owner_does_not_run(tmp_path: Path) -> None:
             program.resume()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "then",
     ["", "workers.close(); workers.close()"],

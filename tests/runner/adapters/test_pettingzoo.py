@@ -55,7 +55,7 @@ def test_passes_pettingzoo_s_seed_test(make: Make, source: str) -> None:
     parallel_seed_test(functools.partial(make, source), num_cycles=15)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Agent was given:UserWarning")
 @pytest.mark.parametrize(
     "source",

@@ -74,6 +74,7 @@ def test_a_signal_ends_it_as_soon_as_its_address_is_told(number: signal.Signals)
         assert process.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_without_its_libraries_it_says_what_to_install() -> None:
     program = (
         "import sys\n"

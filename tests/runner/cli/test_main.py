@@ -275,7 +275,7 @@ def test_a_policy_that_fails_is_told_without_the_frames_of_the_command_line(fold
     assert "typer" not in done.stderr
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["run", "mine:LoudEnv", "--num-envs", "1", "--steps", "5"], ["keys", "new"]]
 )

@@ -82,6 +82,7 @@ sys.exit(main(["top"]))
 """
 
 
+@pytest.mark.slow
 def test_without_textual_it_says_how_to_install_it() -> None:
     ours, theirs = os.openpty()
     try:

@@ -122,6 +122,7 @@ def envs() -> Iterator[envbus.BusVectorEnv]:
         yield envs
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_red_with_its_line_and_comes_first(
     envs: envbus.BusVectorEnv,
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_process_that_hangs_is_red_with_its_line_and_comes_first(
     drive(app, steps)
 
 
+@pytest.mark.slow
 def test_s_shows_the_stacks_of_the_chosen_process(envs: envbus.BusVectorEnv) -> None:
     app = TopApp(Observer(os.getpid()), every=0.1)
 
@@ -153,6 +155,7 @@ def test_s_shows_the_stacks_of_the_chosen_process(envs: envbus.BusVectorEnv) -> 
     drive(app, steps)
 
 
+@pytest.mark.slow
 def test_l_shows_the_end_of_what_the_chosen_process_wrote() -> None:
     def log(pid: int) -> str:
         if pid == 1001:
@@ -178,6 +181,7 @@ def test_l_shows_the_end_of_what_the_chosen_process_wrote() -> None:
     drive(app, steps)
 
 
+@pytest.mark.slow
 def test_r_restarts_the_chosen_process_once_that_is_confirmed(envs: envbus.BusVectorEnv) -> None:
     app = TopApp(Observer(os.getpid()), every=0.1)
     before = envs.actor_pids()[1]
@@ -277,6 +281,7 @@ def test_a_thousand_actors_scroll_and_the_chosen_one_stays_chosen() -> None:
     drive(app, steps)
 
 
+@pytest.mark.slow
 def test_a_slash_filters_and_escape_shows_all_again() -> None:
     app = Runs(figures(*map(actor, range(20)))).app()
 
@@ -342,6 +347,7 @@ def test_a_system_on_which_nobody_can_look_is_told() -> None:
     drive(app, steps)
 
 
+@pytest.mark.slow
 def test_markup_in_names_and_messages_is_shown_as_it_is() -> None:
     fault = fault_figures(0.0, "error", "actor-0", "[bold]no[/bold] [/]")
     run = msgspec.structs.replace(figures(actor(0), faults=[fault]), command="[red]train[/red]")

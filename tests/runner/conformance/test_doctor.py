@@ -186,6 +186,7 @@ def test_a_bridge_that_does_not_poll_is_named() -> None:
         assert (name, "does not poll" in advice) == ("bridge", True)
 
 
+@pytest.mark.slow
 def test_too_few_descriptors_are_a_finding_and_not_the_end_of_the_program() -> None:
     with serving.bridge() as bridge:
         program = f"""

@@ -26,6 +26,7 @@ class Chatter:
         """End it."""
 
 
+@pytest.mark.slow
 def test_who_talks_without_end_has_not_answered() -> None:
     with pytest.raises(NoAnswerError, match="JoinBridge was not answered"):
         Talk(Chatter()).ask(JoinBridge(client="me"), timeout=0.0)

@@ -114,6 +114,7 @@ def test_a_group_samples_the_rows_that_one_runner_over_all_its_envs_samples(make
         assert group.get_spaces() == one.get_spaces()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["get_weights", "get_state"])
 def test_ctrl_c_takes_nothing_out_of_what_has_come_while_weights_are_waited_for(
     shared: EnvRunnerGroup, monkeypatch: pytest.MonkeyPatch, verb: str
@@ -207,6 +208,7 @@ def test_an_answer_that_is_there_counts_however_late_its_taker_looks(make: Make)
     assert group._wait(lambda: not ticket.open, time.monotonic() - 1.0)
 
 
+@pytest.mark.slow
 def test_at_a_timeout_what_is_there_is_returned_and_the_late_envs_are_named(
     make: Make, tmp_path: Path
 ) -> None:
@@ -228,6 +230,7 @@ def _stand_still(gate: Path, observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
 
+@pytest.mark.slow
 def test_a_runner_that_does_not_answer_is_late_and_its_rows_come_later(
     make: Make, tmp_path: Path
 ) -> None:
@@ -250,6 +253,7 @@ def test_a_runner_that_does_not_answer_is_late_and_its_rows_come_later(
         assert group.sample(30, timeout=PATIENCE).env_steps == 30
 
 
+@pytest.mark.slow
 def test_set_weights_waits_for_nobody_and_holds_from_the_next_fragment_on(
     make: Make, tmp_path: Path
 ) -> None:
@@ -405,6 +409,7 @@ def _to_a(*_: Any) -> str:
     return "a"
 
 
+@pytest.mark.slow
 def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_path: Path) -> None:
     group = shared
     begun, gate = tmp_path / "begun", tmp_path / "gate"
@@ -422,6 +427,7 @@ def test_a_function_that_takes_too_long_is_left_out(shared: EnvRunnerGroup, tmp_
     assert [one.state for one in group.probe(timeout=PATIENCE)] == ["ready", "ready"]
 
 
+@pytest.mark.slow
 def test_filters_of_connectors_are_merged_over_runners(make: Make) -> None:
     space = CountingEnv.observation_space
     group = make(observation_connector=Normalize(space), rollout_fragment_length=10)
@@ -436,6 +442,7 @@ def test_filters_of_connectors_are_merged_over_runners(make: Make) -> None:
     assert all(total * 2 / 3 - 4 <= count < total for count in counts)
 
 
+@pytest.mark.slow
 def test_a_connector_of_two_policies_learns_once_from_each_row_and_not_while_it_is_switched_off(
     make: Make,
 ) -> None:
@@ -475,6 +482,7 @@ def _noting(rows: SampleBatch, policy: Any) -> SampleBatch:
     return rows.with_columns(pid=pids, version=np.full(len(rows), policy.policy_version))
 
 
+@pytest.mark.slow
 def test_rows_are_postprocessed_and_connectors_are_timed_in_each_runner(make: Make) -> None:
     group = make(postprocess=_noting, reward_connector=ClipRewards(12.0), rollout_fragment_length=5)
     batch = group.sample(timeout=PATIENCE).single()
@@ -494,6 +502,7 @@ class Keeping(Callbacks):
         episode.media["pid"] = os.getpid()
 
 
+@pytest.mark.slow
 def test_what_callbacks_keep_of_episodes_comes_from_all_runners(make: Make) -> None:
     def pool(index: int) -> ActorPool:
         envs = [functools.partial(CountingEnv, 5)] * 2
@@ -624,6 +633,7 @@ class Picky(Steps):
         super().set_weights(weights, version)
 
 
+@pytest.mark.slow
 def test_weights_that_all_runners_refuse_are_told_once_and_each_sample_has_its_own_rows(
     make: Make,
 ) -> None:
@@ -686,6 +696,7 @@ def test_weights_that_cannot_be_sent_are_refused_at_once_and_all_goes_on(make: M
     assert group.policy_versions == {"default_policy": 1}
 
 
+@pytest.mark.slow
 def test_weights_of_one_policy_leave_alone_what_a_function_gave_another(make: Make) -> None:
     def pool(index: int) -> ActorPool:
         return ActorPool([CountingEnv] * 2, num_actors=1, autoreset_mode="Disabled")

@@ -134,6 +134,7 @@ def test_it_is_ready_when_all_processes_are(served: tuple[envbus.BusVectorEnv, s
     assert get(f"{url}/")[0] == 404
 
 
+@pytest.mark.slow
 def test_it_is_not_ready_before_anything_has_started() -> None:
     source = """
 import urllib.error

@@ -296,6 +296,7 @@ def test_a_forked_copy_is_not_asked_for_its_owner(envs: envbus.BusVectorEnv) -> 
         os.waitpid(copy, 0)
 
 
+@pytest.mark.slow
 def test_a_forked_copy_of_a_forked_copy_is_shown_by_itself() -> None:
     source = """
 import os
@@ -514,6 +515,7 @@ def test_who_hangs_is_seen_also_when_the_clock_was_put_back() -> None:
     assert list(seen.stalled.values()) == [2.0]
 
 
+@pytest.mark.slow
 def test_a_command_that_is_no_text_is_told_as_what_can_be_told() -> None:
     source = r"""
 import os
@@ -694,6 +696,7 @@ class Talkative(Heavy):
         sys.stderr.write(f"\x1b[31m{what} in\x1b[0m {os.getpid()}\n")
 
 
+@pytest.mark.slow
 def test_the_log_of_an_actor_needs_no_help_of_its_driver() -> None:
     program = (
         "import envbus; from tests.runner.monitoring.test_runs import Talkative\n"
@@ -717,6 +720,7 @@ def make_steps(*_: object) -> Steps:
     return Steps()
 
 
+@pytest.mark.slow
 def test_runners_of_a_group_and_policy_workers_have_logs_too() -> None:
     with (
         PolicyWorkers(make_steps) as workers,

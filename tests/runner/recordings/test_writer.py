@@ -125,6 +125,7 @@ def test_episodes_of_several_policies_are_read_as_they_are_asked_for(tmp_path: P
         list(reader)
 
 
+@pytest.mark.slow
 def test_however_many_sets_of_policies_play_together_few_files_stay_open(tmp_path: Path) -> None:
     def num_open() -> int:
         links = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
@@ -317,7 +318,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path | None]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "end"),
     [("limit", "close"), ("limit", "kill"), ("disk", "scarce"), ("disk", "kill")],

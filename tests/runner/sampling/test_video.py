@@ -172,6 +172,7 @@ def test_a_film_ends_with_a_fault_and_the_sample_goes_on(make: Make, tmp_path: P
     }
 
 
+@pytest.mark.slow
 def test_a_film_that_cannot_be_written_is_given_up_and_the_sample_goes_on(
     make: Make, tmp_path: Path
 ) -> None:

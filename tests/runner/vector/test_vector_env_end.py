@@ -148,6 +148,7 @@ def test_a_dropped_one_ends_its_processes_without_a_word(cyclic: bool, pending: 
     assert [str(warning.message) for warning in told] == []
 
 
+@pytest.mark.slow
 def test_many_one_after_the_other_leave_nothing_open() -> None:
     """In small."""
     process = psutil.Process()
