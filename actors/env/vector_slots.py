@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
+from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
@@ -231,7 +232,8 @@ class VectorSlots(SlotGroup):
             return env.reset(seed=seed, options=options)
         try:
             return env.reset(seed=seed, options=own_deeply(options))
-        except (TypeError, ValueError, OverflowError) as error:
+        # Gymnasium's own error: of its envs in JAX.
+        except (TypeError, ValueError, OverflowError, GymnasiumError) as error:
             try:
                 result = env.reset(seed=seed[0], options=options)
             except Exception:

@@ -63,9 +63,13 @@ class NativeEnv(VectorEnv[Any, Any, Any]):
 class OneSeedEnv(NativeEnv):
     """Takes no list of seeds; fails for the seed 13."""
 
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__()
+        self.error = error
+
     def reset(self, *, seed: Anything = None, options: Anything = None) -> Anything:
         if isinstance(seed, list) or seed == 13:
-            raise TypeError(f"Unsupported seed {seed}")
+            raise self.error(f"Unsupported seed {seed}")
         return super().reset(seed=seed, options=options)
 
 
@@ -82,10 +86,11 @@ def test_another_autoreset_mode_is_refused() -> None:
         VectorSlots(counting(3, mode=AutoresetMode.SAME_STEP), AutoresetMode.NEXT_STEP)
 
 
+@pytest.mark.parametrize("error", [TypeError, gymnasium.error.Error])
 def test_a_vector_env_that_takes_no_list_of_seeds_gets_the_first(
-    caplog: pytest.LogCaptureFixture,
+    error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    env = OneSeedEnv()
+    env = OneSeedEnv(error)
     outcome = Bench(env).slots.reset(None, [7, 100, 3], {"level": 1})
     assert not outcome.errors
     assert env.asked == [(7, {"level": 1})]
