@@ -10,8 +10,8 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all test-gymnasium test-with-gymnasium test-libraries test-rllib \
-  test-tianshou test-torchrl test-with-library lint read-tests format docs fuzz soak bench chaos \
-  examples clean install-run install-test install-docs install-fuzz install-bench install-library \
+  test-tianshou test-torchrl test-with-library test-sources test-with-sources lint read-tests \
+  format docs fuzz soak bench chaos examples clean install-run install-test install-docs install-fuzz install-bench install-library \
   system-packages
 
 # Interpreter to make .venv with; empty: the first suitable one found.
@@ -46,6 +46,8 @@ TESTS_OF_rllib := tests/runner/adapters/test_rllib.py tests/runner/adapters/test
 TESTS_OF_tianshou := tests/runner/adapters/test_tianshou.py \
   tests/integration/envs/test_tianshou_collecting.py
 TESTS_OF_torchrl := tests/runner/adapters/test_torchrl.py
+# Sources of envs that `make test` does not install.
+SOURCES := 'shimmy[dm-control]' 'mujoco<4' envpool 'jax[cpu]' brax gymnax six
 FOR_LIBRARY = .[test,$(LIBRARY)]
 
 # Settings of the surrounding shell that would send pip or Python to other places, or have each of
@@ -199,6 +201,15 @@ test-rllib test-tianshou test-torchrl: test-%:
 
 test-with-library: install-library
 	@$(BIN)/python -m pytest --no-header -m "slow or not slow" $(TESTS_OF_$(LIBRARY)) $(PYTEST_ARGS)
+
+test-sources: ## The tests of sources of envs; installs EnvPool, JAX, Brax, Gymnax and Shimmy.
+	@$(MAKE) --no-print-directory VENV=.venvs/sources test-with-sources
+
+test-with-sources:
+	$(make_venv)
+	@$(BIN)/python -m pip install -qq --editable '.[test]' $(SOURCES)
+	@$(BIN)/python -m pytest --no-header -m "slow or not slow" \
+	  tests/integration/envs/test_env_sources.py $(PYTEST_ARGS)
 
 clean: ## Remove the environment and everything generated.
 	@rm -rf $(VENV) .venvs build dist site src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,7 @@
 """Envs of other libraries as sources: in actors they do what they do here, and are made again.
 
 docs/how-to/sources-of-envs.md has a row for each. Those that `make test` does not install are run
-by hand, in an environment with `pip install 'shimmy[dm-control]' envpool 'jax[cpu]' brax gymnax`.
+by `make test-sources`, in an environment of their own.
 Envs with several agents have tests of their own, `test_pettingzoo_envs.py`.
 """
 
