@@ -6,12 +6,12 @@ import importlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, requires
+from importlib import metadata
 from typing import Any
 
 from envbus.bus.errors import ConfigError
 
-__all__ = ["check_version", "how_to_install", "needed_for", "onnx_adapter"]
+__all__ = ["how_to_install", "needed_for", "onnx_adapter"]
 
 
 def how_to_install(extra: str) -> str:
@@ -20,12 +20,7 @@ def how_to_install(extra: str) -> str:
     It names the packages, which are found in any case; envbus may be a clone, or a wheel that was
     handed on.
     """
-    try:
-        lines = requires("envbus") or []
-    except PackageNotFoundError:  # run from its files
-        lines = []
-    wanted = (f"extra == '{extra}'", f'extra == "{extra}"')
-    needs = [line.split(";")[0].strip() for line in lines if line.endswith(wanted)]
+    needs = _needs_of(extra)
     clone = f"pip install -e '.[{extra}]' in a clone of envbus"
     if not needs:
         return clone
@@ -42,7 +37,10 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
 
     Raises:
         ModuleNotFoundError: It is not installed.
+        ImportError: It is installed, and older than the extra wants.
     """
+    for need in _needs_of(extra):
+        _check_version(what, extra, need)
     try:
         yield
     except ModuleNotFoundError as exc:
@@ -50,27 +48,38 @@ def needed_for(what: str, extra: str) -> Iterator[None]:
         raise ModuleNotFoundError(f"{what} needs more ({exc}): {how}", name=exc.name) from None
 
 
-def check_version(
-    what: str, extra: str, library: str, version: str, oldest: tuple[int, int]
-) -> None:
-    """See that a library is new enough.
+def _needs_of(extra: str) -> list[str]:
+    """Return the requirements of an extra: `["ray[rllib]>=2.55", "torch>=2.2"]`."""
+    try:
+        lines = metadata.requires("envbus") or []
+    except metadata.PackageNotFoundError:  # run from its files
+        return []
+    wanted = (f"extra == '{extra}'", f'extra == "{extra}"')
+    return [line.split(";")[0].strip() for line in lines if line.endswith(wanted)]
 
-    Args:
-        what: What cannot be used without.
-        extra: The extra of envbus that brings it.
-        library: Its name.
-        version: The one that is installed, `"2.9.0"`.
-        oldest: The first that will do, major and minor.
 
-    Raises:
-        ImportError: It is too old.
-    """
-    major, minor = map(int, re.findall(r"\d+", f"{version}.0")[:2])
-    if (major, minor) < oldest:
-        wanted = ".".join(map(str, oldest))
+def _check_version(what: str, extra: str, need: str) -> None:
+    found = re.fullmatch(r"([\w.-]+)(?:\[.*\])?>=([\d.]+)", need)
+    if found is None:
+        return
+    library, oldest = found.groups()
+    try:
+        version = metadata.version(library)
+    except metadata.PackageNotFoundError:  # its import tells
+        return
+    if _release(version) < _release(oldest):
         raise ImportError(
-            f"{what} needs {library} {wanted} or newer, not {version}: {how_to_install(extra)}"
+            f"{what} needs {library} {oldest} or newer, not {version}: {how_to_install(extra)}"
         )
+
+
+def _release(version: str) -> list[int]:
+    """Return the numbers of a version, `"2.9.0a1+cpu"`, without zeros at their end."""
+    leading = re.match(r"[\d.]*", version)
+    numbers = [int(number) for number in re.findall(r"\d+", leading.group() if leading else "")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
 
 
 def onnx_adapter(verb: str) -> Any:

@@ -23,16 +23,13 @@ from envbus.bus.errors import ConfigError
 from envbus.runner.batches.batch import MultiAgentBatch, SampleBatch
 from envbus.runner.batches.nested import leaves_of, map_tree
 from envbus.runner.engine.engine import Statistics
-from envbus.runner.extras import check_version, needed_for
+from envbus.runner.extras import needed_for
 from envbus.runner.pool.agents_in_lockstep import AgentsInLockstep, Record
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import ActorSettings, FleetConfig
 
 with needed_for("envbus.runner.adapters.rllib", "rllib"):
-    import ray
-
-    check_version("envbus.runner.adapters.rllib", "rllib", "ray", ray.__version__, (2, 55))
     from ray.rllib.callbacks.utils import make_callback
     from ray.rllib.env.env_context import EnvContext
     from ray.rllib.env.env_runner import ENV_STEP_FAILURE

@@ -19,13 +19,10 @@ from typing_extensions import Self
 from envbus.bus.errors import ConfigError
 from envbus.runner.bridge.bridge import ExternalEnvBridge
 from envbus.runner.bridge.results import BridgeResult
-from envbus.runner.extras import check_version, needed_for
+from envbus.runner.extras import needed_for
 from envbus.runner.pool.agent_results import DUMMY_AGENT
 
 with needed_for("envbus.runner.adapters.rllib_bridge", "rllib"):
-    import ray
-
-    check_version("envbus.runner.adapters.rllib_bridge", "rllib", "ray", ray.__version__, (2, 55))
     from ray.rllib.callbacks.utils import make_callback
     from ray.rllib.core.columns import Columns
     from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner

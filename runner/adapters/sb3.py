@@ -24,14 +24,11 @@ from typing_extensions import Unpack
 from envbus.actors.env.old_gym import OldGymEnv
 from envbus.bus.errors import ConfigError
 from envbus.runner.errors import FaultInfo
-from envbus.runner.extras import check_version, needed_for
+from envbus.runner.extras import needed_for
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import ActorSettings, with_settings
 
 with needed_for("BusVecEnv", "sb3"):
-    import stable_baselines3
-
-    check_version("BusVecEnv", "sb3", "stable-baselines3", stable_baselines3.__version__, (2, 9))
     from stable_baselines3.common import env_util
     from stable_baselines3.common.monitor import ResultsWriter
     from stable_baselines3.common.vec_env import VecEnv

@@ -22,14 +22,11 @@ from typing_extensions import Unpack
 from envbus.bus.errors import ConfigError
 from envbus.bus.settings import check_number
 from envbus.runner.engine.env_results import Batch
-from envbus.runner.extras import check_version, needed_for
+from envbus.runner.extras import needed_for
 from envbus.runner.pool.pool import ActorPool
 from envbus.runner.workers.config import ActorSettings, with_settings
 
 with needed_for("ActorVectorEnv", "tianshou"):
-    import tianshou
-
-    check_version("ActorVectorEnv", "tianshou", "tianshou", tianshou.__version__, (2, 0))
     from tianshou.env import BaseVectorEnv
 
 __all__ = ["ActorVectorEnv"]

@@ -18,16 +18,12 @@ from typing_extensions import Unpack
 from envbus.bus.errors import ConfigError
 from envbus.runner.adapters.torch_tensors import to_tensor
 from envbus.runner.batches.batch import SampleBatch
-from envbus.runner.extras import check_version, needed_for
+from envbus.runner.extras import needed_for
 from envbus.runner.vector.vector_env import BusVectorEnv
 from envbus.runner.workers.config import ActorSettings, with_settings
 
 with needed_for("BusEnv", "torchrl"):
     import torch
-    import torchrl
-
-    if torchrl.__version__ is not None:  # as in one that is built from its sources
-        check_version("BusEnv", "torchrl", "torchrl", torchrl.__version__, (0, 10))
     from tensordict import TensorDict
     from torchrl.data import (
         Binary,
