@@ -265,6 +265,7 @@ def test_a_policy_that_is_refused_changes_nothing() -> None:
         assert list(runner.policies) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_version_that_no_message_can_carry_is_refused() -> None:
     with PolicyWorkers(lambda: print, 1) as workers:
         for version in (2**64, -(2**63)):

@@ -48,6 +48,7 @@ def test_variants_are_measured_side_by_side(here: Environments, tmp_path: Path) 
     assert load(tmp_path / "vector.json") == record
 
 
+@pytest.mark.slow
 def test_a_library_that_fails_is_reported_and_the_others_go_on(here: Environments) -> None:
     variants = [VARIANTS["ray_actors"], VARIANTS["gym_sync"]]
     record = measure_cases("vector", [Case("null", 1)], variants, SHORT, here, quiet)
@@ -73,6 +74,7 @@ def test_recovery_is_measured_and_what_takes_no_part_is_told(here: Environments)
     )
 
 
+@pytest.mark.slow
 def test_start_and_memory_are_measured(here: Environments) -> None:
     variants = [VARIANTS["gym_async_shm"]]
     record = measure_startup([StartCase(2, 2)], variants, SHORT, here, quiet)

@@ -102,6 +102,7 @@ class Flood:
         pass
 
 
+@pytest.mark.slow
 def test_a_client_of_a_bridge() -> None:
     before = threading.enumerate()
     talk = Conversation(HELLO, lambda _session: JoinBridge(client="me"), lambda _joined: None, 1.0)
@@ -143,6 +144,7 @@ def test_a_client_of_a_bridge_in_an_event_loop() -> None:
             asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_a_client_of_a_broker() -> None:
     loop = _Loop(cast("Any", Flood), PeerSession(HELLO, identity=b"me"), 8)
     loop.start()

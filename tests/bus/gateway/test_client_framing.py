@@ -130,6 +130,7 @@ def test_a_request_over_the_limit_is_failed_by_its_id_before_the_close(fragmente
     assert (close.opcode, browser.framing.over) == (Opcode.CLOSE, True)
 
 
+@pytest.mark.slow
 def test_endless_empty_fragments_take_no_memory() -> None:
     browser = open_browser()
     browser.framing.admit()

@@ -726,6 +726,7 @@ def test_ctrl_c_while_a_process_is_started_keeps_nothing_from_it_that_it_needs(
     assert sent[1] == STOP
 
 
+@pytest.mark.slow
 def test_a_gateway_dies_with_its_driver(tmp_path: Path) -> None:
     with Driver(DRIVER, tmp_path) as driver:
         pid, address = driver.read()
@@ -753,6 +754,7 @@ def test_an_address_in_use_or_elsewhere_is_told_at_once(bus: Bus, tmp_path: Path
         Gateway("ipc:///nowhere", config)
 
 
+@pytest.mark.slow
 def test_the_owner_may_have_a_descriptor_for_each_connection_or_it_is_an_error(
     tmp_path: Path,
 ) -> None:

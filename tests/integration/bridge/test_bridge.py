@@ -842,7 +842,7 @@ def test_a_request_that_is_sent_again_is_answered_again_and_recorded_once(
     assert raw.ask(4, LogReturns(episode_id="e", reward=1)).remote_type == "RequestIdUsed"
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 def test_who_gave_up_while_the_runner_was_away_gets_no_action(
     bridge: ExternalEnvBridge, raw: Raw
 ) -> None:

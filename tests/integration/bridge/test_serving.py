@@ -389,6 +389,7 @@ def test_a_model_whose_file_is_replaced_is_loaded_anew(tmp_path: Path) -> None:
         asking.wait_for(10)
 
 
+@pytest.mark.slow
 def test_a_share_of_the_episodes_is_answered_by_a_canary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,6 +510,7 @@ def is_let_in(address: str, token: str) -> bool:
         return decode_header(client.receive()[0]).payload_type == Welcome.__name__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signalled", [True, False], ids=["SIGHUP", "change"])
 def test_tokens_are_read_again_and_who_is_connected_stays(tmp_path: Path, signalled: bool) -> None:
     tokens = tmp_path / "tokens"
@@ -582,6 +584,7 @@ def test_a_certificate_is_read_again_and_who_is_connected_stays(
     assert "PRIVATE KEY" not in said
 
 
+@pytest.mark.slow
 def test_killing_the_gateway_interrupts_nobody_for_long(tmp_path: Path) -> None:
     places = ("--tcp", "127.0.0.1:0", "--ws", "127.0.0.1:0")
     options = (*places, "--record", str(tmp_path), "--drain-timeout", "0.1")
@@ -646,6 +649,7 @@ def test_an_episode_that_does_not_end_holds_nobody_up(second: bool) -> None:
     assert second or "1 episodes have not ended within 0.3 s" in said
 
 
+@pytest.mark.slow
 def test_a_policy_that_raises_is_told_to_its_client_and_the_server_lives() -> None:
     with Server("--drain-timeout", "0.1") as server, connect(server) as client:
         client.start_episode("e")
@@ -674,6 +678,7 @@ def test_off_policy_and_untrained_episodes_are_recorded_too(tmp_path: Path) -> N
     assert rows["truncateds"].tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_several_agents_are_served_and_recorded(tmp_path: Path) -> None:
     by_agent: dict[str, Any] = {name: dict.fromkeys("xy", space) for name, space in SPACES.items()}
     with (

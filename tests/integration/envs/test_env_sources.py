@@ -127,7 +127,7 @@ def elsewhere(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # MuJoCo leaves a log of its warnings where it runs
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @each_single
 def test_in_actors_an_env_does_what_it_does_here(name: str) -> None:
     source, library = SINGLE[name]
@@ -141,7 +141,7 @@ def test_in_actors_an_env_does_what_it_does_here(name: str) -> None:
         here.close()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @each_single
 def test_an_env_of_a_pool_is_made_again_when_its_actor_is_killed(name: str) -> None:
     source, library = SINGLE[name]

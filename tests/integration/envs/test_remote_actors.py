@@ -251,6 +251,7 @@ def test_a_wide_bind_is_refused_unless_asked_for() -> None:
         make_vec(["CartPole-v1"] * 2, "tcp://0.0.0.0:*")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_an_actor_calls_nothing_that_its_own_command_line_does_not_allow(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
@@ -279,6 +280,7 @@ def test_an_actor_calls_nothing_that_its_own_command_line_does_not_allow(tmp_pat
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_a_pool_is_told_which_flag_its_remote_actor_lacks() -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     source = f"{__name__}:ObjectEnv"

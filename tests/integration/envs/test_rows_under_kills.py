@@ -120,7 +120,7 @@ def test_each_row_is_one_that_may_be_whenever_an_actor_is_killed(
     assert sum(model.transitions for model in watched.models) >= len(PATTERNS)
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @MODES
 def test_a_row_is_one_that_may_be_when_an_env_raises_and_its_actor_is_killed(
     watch: Any, mode: AutoresetMode

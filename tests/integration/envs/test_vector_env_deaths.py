@@ -473,7 +473,7 @@ def wait_for_no_more_than(before: dict[str, Any]) -> None:
     wait_until(lambda: not over(), f"no more than {room}")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.skipif(not (LOCAL_LINKS_EXIST and LEFT_TO_WRITERS), reason="of Linux")
 @METHODS
 def test_an_actor_takes_two_descriptors_also_after_a_restart(make: Make, context: str) -> None:

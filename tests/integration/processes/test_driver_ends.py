@@ -209,7 +209,7 @@ def test_ctrl_c_is_the_drivers_only_and_told_once(
         process.communicate()
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @CONTEXTS
 def test_a_terminal_and_its_keys_are_the_drivers_alone(temporary: Path, context: str) -> None:
     source = f"""

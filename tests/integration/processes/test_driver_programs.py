@@ -39,7 +39,7 @@ def run(source: str, tmp_path: Path, *options: str, stdin: bool = False) -> tupl
     return outcome
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 def test_a_script_without_main_guard(method: str, tmp_path: Path) -> None:
     assert run(f"use_and_close({method!r})", tmp_path) == (0, "", "")
@@ -64,6 +64,7 @@ def test_no_process_is_left_when_the_interpreter_has_ended_in_order(tmp_path: Pa
         assert traced(driver.trace) == []
 
 
+@pytest.mark.slow
 def test_an_uncaught_exception_does_not_keep_the_interpreter(tmp_path: Path) -> None:
     code, _, err = run("kept = use('fork')\nraise RuntimeError('uncaught')", tmp_path)
     assert code == 1
@@ -71,7 +72,7 @@ def test_an_uncaught_exception_does_not_keep_the_interpreter(tmp_path: Path) -> 
     assert err.count("Traceback") == 1
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 def test_a_daemon_thread(method: str, tmp_path: Path) -> None:
     source = f"""
@@ -116,7 +117,7 @@ if __name__ == "__main__":
     assert run(source, tmp_path) == (0, "", "")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 def test_a_driver_that_forks_itself(method: str, tmp_path: Path) -> None:
     source = f"""
@@ -217,6 +218,7 @@ process_group.close()
         assert driver.finish()[0] == 0
 
 
+@pytest.mark.slow
 def test_a_program_whose_standard_streams_are_closed(tmp_path: Path) -> None:
     source = """
 import os, sys

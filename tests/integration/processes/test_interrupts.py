@@ -1224,6 +1224,7 @@ def test_ctrl_c_breaks_no_call_of_a_client_in_a_place_where_it_is_swallowed(
     assert not swallowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inference", ["server", "client"])
 @pytest.mark.parametrize("local_links", [pytest.param(True, marks=local_links), False])
 def test_no_row_is_of_an_action_that_ctrl_c_kept_from_its_simulator(
@@ -1504,6 +1505,7 @@ def test_ctrl_c_while_a_policy_is_collected_is_no_traceback(
     assert not swallowed
 
 
+@pytest.mark.slow
 @local_links
 def test_weights_reach_all_policy_workers_also_after_ctrl_c() -> None:
     with PolicyWorkers(make_probe, 2) as workers:

@@ -66,7 +66,7 @@ def wait_until_nothing_is_left(driver: Driver, pids: list[int], tmp_path: Path) 
     wait_until(lambda: not (tmp_path / "bus").exists(), "the directory's removal")
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @METHODS
 @pytest.mark.parametrize(
     ("entry", "then", "signum"),
@@ -172,6 +172,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 APART = "os.setsid()"
 
 
+@pytest.mark.slow
 def test_driver_and_server_killed_at_once_leave_no_children(tmp_path: Path) -> None:
     with start(tmp_path, "hold_the_interpreter_lock", "fork", family=(), apart=APART) as driver:
         pids = driver.read()
@@ -230,6 +231,7 @@ def test_children_of_a_stopped_server_see_their_driver_die(tmp_path: Path) -> No
         wait_until_nothing_is_left(driver, pids, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the server has a session of its own")
 @pytest.mark.skipif(sys.platform != "linux", reason="others may not continue it")
 def test_a_stopped_server_is_continued_when_its_driver_dies_and_ends_in_order(

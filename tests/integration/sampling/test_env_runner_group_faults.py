@@ -269,6 +269,7 @@ def test_a_hung_runner_is_killed_and_started_again(make: Make) -> None:
     assert group.sample(20, timeout=PATIENCE).runners == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_runner_that_fails_too_often_is_given_up_and_the_others_go_on(make: Make) -> None:
     group = make(restart=False)
     os.kill(group.runner_pids()[0], signal.SIGKILL)

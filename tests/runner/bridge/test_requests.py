@@ -284,6 +284,7 @@ def test_a_request_has_a_largest_size_beside_its_arrays() -> None:
         check_size(header, [bytes(2**23 + 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [list, lambda maps: Tree(list(maps))], ids=["plain", "tree"])
 def test_a_request_has_a_largest_number_of_lists_and_maps(wrap: Any) -> None:
     header = Header(PROTOCOL_VERSION, Kind.REQUEST, 7, "LogReturns", 1.0)

@@ -61,7 +61,7 @@ def test_the_token_of_a_file_is_not_told(
     assert f"?token=... with the token of {token}" in captured.out
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_as_soon_as_its_address_is_told(number: signal.Signals) -> None:
     program = [sys.executable, "-u", "-m", "envbus.bench.entry", "dashboard"]

@@ -230,6 +230,7 @@ def test_a_kill_shows_within_two_looks() -> None:
         drive(app, steps)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_restarted_says_why() -> None:
     def refuse(run: int, part: str, process: str, pid: int) -> None:
         raise EnvbusError(f"{run} {part} {process}: pass [restart=True]")

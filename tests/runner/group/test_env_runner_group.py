@@ -680,6 +680,7 @@ class _Stays:
         raise TypeError("it stays here")
 
 
+@pytest.mark.slow
 def test_weights_that_cannot_be_sent_are_refused_at_once_and_all_goes_on(make: Make) -> None:
     group = make()
     state = group.get_state()
@@ -718,6 +719,7 @@ def _by_turns(agent_id: Any, episode: Any) -> str:
     return "ab"[episode.env_id % 2]
 
 
+@pytest.mark.slow
 def test_stop_twice_and_after_it_each_call_says_so(make: Make) -> None:
     with make([CountingEnv], runners=1) as group:
         assert len(group.runner_pids()) == 1
@@ -730,6 +732,7 @@ def test_stop_twice_and_after_it_each_call_says_so(make: Make) -> None:
         group.set_weights({})
 
 
+@pytest.mark.slow
 def test_what_keeps_a_runner_from_its_start_is_raised_and_nothing_stays() -> None:
     def pool(index: int) -> ActorPool:
         raise OSError(f"no simulator for runner {index}")

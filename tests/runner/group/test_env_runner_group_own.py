@@ -106,6 +106,7 @@ class Noting(EnvRunner):
         return Sample({"default_policy": batch}, sample.env_steps, episodes=sample.episodes)
 
 
+@pytest.mark.slow
 def test_a_class_that_is_derived_from_env_runner_gets_what_that_takes() -> None:
     envs: Any = functools.partial(CountingEnv)  # of an env's index, which is its length
     with pytest.raises(ConfigError, match="its first argument, 'length', has a default"):

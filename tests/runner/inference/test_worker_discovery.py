@@ -78,6 +78,7 @@ print(found[0][0].name)
 """
 
 
+@pytest.mark.slow
 def test_who_comes_when_no_file_may_be_opened_is_sent_away_and_the_next_one_is_heard(
     path: Path,
 ) -> None:

@@ -77,7 +77,7 @@ def make(pools: list[ActorPool]) -> Make:
 # --- run_ahead; `test_columns.py` has the rules -----------------------------------------------
 
 
-@pytest.mark.slow_but_first
+@pytest.mark.slow
 @MODES
 def test_samples_are_the_same_whether_envs_run_ahead_or_not(make: Make, mode: str) -> None:
     envs = [functools.partial(cart_pole, slow=index == 0) for index in range(3)]

@@ -51,6 +51,7 @@ def test_a_factory_or_an_import_path_gets_the_arguments(source: Any) -> None:
     envs.close()
 
 
+@pytest.mark.slow
 def test_a_module_that_registers_is_imported() -> None:
     pytest.importorskip("minigrid")
     envs = make_vec("minigrid:MiniGrid-Empty-5x5-v0", 2, vector_kwargs={"shared_memory": False})
