@@ -69,7 +69,7 @@ def _bytes(planes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     if planes.dtype == np.uint8:
         return np.ascontiguousarray(planes)
     numbers = np.nan_to_num(planes.astype(np.float64), posinf=0.0, neginf=0.0)
-    low, high = float(numbers.min()), float(numbers.max())
+    low, high = float(np.min(numbers)), float(np.max(numbers))
     scaled = (numbers - low) * (255.0 / (high - low) if high > low else 0.0)
     return np.ascontiguousarray(scaled.astype(np.uint8))
 

@@ -286,7 +286,7 @@ class RunningMeanStd:
             if any(np.isnan(array).any() for array in arrays):
                 raise ValueError("an observation holds NaN")
             parts = [np.isfinite(array).reshape(len(array), -1).all(axis=1) for array in arrays]
-            finite = np.logical_and.reduce(parts)
+            finite = np.all(parts, axis=0)
             return cls.of([array[finite] for array in arrays])
         rows = [np.clip(array.astype(np.float64), -_LARGEST, _LARGEST) for array in arrays]
         means = tuple(array.mean(axis=0) for array in rows)
