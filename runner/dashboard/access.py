@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 __all__ = ["HEADERS", "Access"]
@@ -68,9 +68,15 @@ class Access:
         """Whether this is the token. Takes as long for one that is nearly right."""
         return _equal(shown, self._token)
 
-    def has_ticket(self, cookies: Mapping[str, str]) -> bool:
-        """Whether these are the cookies of a browser that has shown the token."""
-        return _equal(cookies.get(self.cookie, ""), self._ticket)
+    def has_ticket(self, cookies: str) -> bool:
+        """Whether a `Cookie` header is of a browser that has shown the token.
+
+        What stands in quotes is not undone, as Python's own reader does: that takes it many
+        seconds for a long one of anybody's.
+        """
+        pairs = (one.strip().partition("=") for one in cookies.split(";"))
+        shown = [value for name, _, value in pairs if name == self.cookie]
+        return _equal(shown[-1] if shown else "", self._ticket)
 
     def set_cookie(self, *, tls: bool) -> str:
         """Return the header `Set-Cookie` for a browser that has shown the token."""

@@ -103,7 +103,7 @@ class _Guard:
         elif scope["path"] == "/" and access.has_token(request.query_params.get("token", "")):
             cookie = access.set_cookie(tls=self._tls)
         elif not (
-            access.has_ticket(request.cookies)
+            access.has_ticket(request.headers.get("cookie", ""))
             and access.is_asked_here(request.headers.get("sec-fetch-site", ""))
         ):
             refusal = PlainTextResponse(_LOCKED, 403)

@@ -11,9 +11,9 @@ import ipaddress
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -31,6 +31,8 @@ __all__ = ["DashboardServer"]
 #: Connections at one time; those of browsers that look are some of them. Beyond that the oldest of
 #: those that are not being answered ends: anybody may hold some, and say nothing.
 _MOST_CONNECTIONS: Final = 128
+#: Besides them, those that are not through TLS yet.
+_MOST_STRANGERS: Final = 128
 _BACKLOG: Final = 128
 #: Seconds for what is being sent at the end.
 _GRACE: Final = 2
@@ -81,8 +83,8 @@ class DashboardServer:
             find_runs()
             look = Observer().look
         host, port = split_address(address)
-        self._socket = _listen(address, host, port)
-        port = self._socket.getsockname()[1]
+        listening = _listen(address, host, port)
+        port = listening.getsockname()[1]
         self.address = f"{_reached_at(host)}:{port}"
         self.url = f"{'https' if has_tls else 'http'}://{self.address}/?token={token}"
         names = {"localhost", socket.gethostname(), host} - {""}
@@ -108,6 +110,7 @@ class DashboardServer:
                 ws="none",
             )
         )
+        self._socket = _Entrance(listening, self._server.server_state.connections)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(
@@ -169,6 +172,40 @@ class _Connection(H11Protocol):
     def is_idle(self) -> bool:
         """Whether it has not asked yet, or was answered; or does not read what it is told."""
         return self.flow.write_paused or bool(getattr(self.cycle, "response_complete", True))
+
+
+class _Entrance(socket.socket):
+    """Takes in who comes; of too many who are not through TLS yet, the oldest ends.
+
+    Of those uvicorn knows nothing, and asyncio gives each of them a minute.
+
+    Args:
+        listening: Bound, and listened at; it is taken over.
+        known: Connections that uvicorn knows.
+    """
+
+    def __init__(self, listening: socket.socket, known: Collection[Any]) -> None:
+        super().__init__(fileno=listening.detach())
+        self._known = known
+        #: Those that have not ended, oldest first.
+        self._taken: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Take one in.
+
+        Raises:
+            BlockingIOError: Nobody is there, or there is no room yet: soon there will be.
+        """
+        known = {one.transport.get_extra_info("socket").fileno() for one in self._known}
+        self._taken = [sock for sock in self._taken if sock.fileno() >= 0]
+        strangers = [sock for sock in self._taken if sock.fileno() not in known]
+        if len(strangers) >= _MOST_STRANGERS:
+            with contextlib.suppress(OSError):  # it has left, or was told before
+                strangers[0].shutdown(socket.SHUT_RDWR)  # the loop, which has it, then closes it
+            raise BlockingIOError
+        found, address = super().accept()
+        self._taken.append(found)
+        return found, address
 
 
 class _PageServer(uvicorn.Server):

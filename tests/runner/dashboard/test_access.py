@@ -38,10 +38,12 @@ def test_only_ip_addresses_and_own_names_mean_this_host(host: str, meant: bool) 
 def test_the_token_and_the_ticket_are_two_things() -> None:
     assert ACCESS.has_token("token")
     assert not any(map(ACCESS.has_token, ("", "toke", "tokens", "ticket", "tök\udcffen")))
-    assert ACCESS.has_ticket({"envbus-8765": "ticket"})
-    assert not ACCESS.has_ticket({"envbus-8765": "token"})
-    assert not ACCESS.has_ticket({"envbus-8766": "ticket"})
-    assert not ACCESS.has_ticket({})
+    assert ACCESS.has_ticket("envbus-8765=ticket")
+    assert ACCESS.has_ticket("other=1;envbus-8765=ticket ; envbus-8766=token; alone")
+    assert not ACCESS.has_ticket("envbus-8765=token")
+    assert not ACCESS.has_ticket("envbus-8766=ticket")
+    assert not ACCESS.has_ticket("envbus-8765")
+    assert not ACCESS.has_ticket("")
 
 
 def test_other_pages_of_this_host_do_not_ask_for_this_one() -> None:

@@ -104,6 +104,13 @@ def test_the_token_opens_the_page_only_and_its_cookie_the_rest(server: Dashboard
     assert get(server, "/nothing", **own).status == 404
 
 
+def test_what_stands_in_quotes_in_a_cookie_is_not_undone(server: DashboardServer) -> None:
+    name, _, ticket = cookie_of(server).partition("=")
+    quoted = "".join(f"\\{ord(letter):03o}" for letter in ticket)
+    assert get(server, "/details", Cookie=f"a=b; {name}={ticket}").status == 404
+    assert get(server, "/details", Cookie=f'{name}="{quoted}"').status == 403
+
+
 def test_a_name_that_was_led_to_this_host_is_refused(server: DashboardServer) -> None:
     port = server.address.rpartition(":")[2]
     cookie = cookie_of(server)
@@ -303,30 +310,56 @@ def test_whoever_says_insecure_may_serve_other_hosts() -> None:
         server.close()
 
 
-def test_with_tls_other_hosts_may_be_served_and_the_cookie_stays_within_it(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+@contextlib.contextmanager
+def serving_with_tls(folder: Path) -> Iterator[DashboardServer]:
+    """A dashboard for other hosts, which shows nothing."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
     certificate.write_text(CERTIFICATE)
     key.write_text(PRIVATE_KEY)
-    server = DashboardServer(
-        "0.0.0.0:0",
-        token=TOKEN,
-        certificate=str(certificate),
-        private_key=str(key),
-        look=lambda: [],
-    )
+    with running(
+        DashboardServer(
+            "0.0.0.0:0",
+            token=TOKEN,
+            certificate=str(certificate),
+            private_key=str(key),
+            look=lambda: [],
+        )
+    ) as server:
+        yield server
+
+
+def cookie_of_tls(server: DashboardServer) -> str:
+    """Return the header by which a browser gets the cookie that TLS alone carries."""
     trusting = ssl.create_default_context(cadata=CERTIFICATE)
     trusting.check_hostname = False
-    with (
-        running(server),
-        contextlib.closing(
-            http.client.HTTPSConnection(server.address, timeout=PATIENCE, context=trusting)
-        ) as connection,
-    ):
-        assert server.url.startswith("https://")
+    with contextlib.closing(
+        http.client.HTTPSConnection(server.address, timeout=PATIENCE, context=trusting)
+    ) as connection:
         connection.request("GET", f"/?token={TOKEN}")
         answer = connection.getresponse()
         assert answer.status == 200
-        assert answer.getheader("Set-Cookie", "").endswith("; Secure")
+        return answer.getheader("Set-Cookie", "")
+
+
+def test_with_tls_other_hosts_may_be_served_and_the_cookie_stays_within_it(tmp_path: Path) -> None:
+    with serving_with_tls(tmp_path) as server:
+        assert server.url.startswith("https://")
+        assert cookie_of_tls(server).endswith("; Secure")
+
+
+def test_of_connections_that_never_begin_tls_the_oldest_make_room(tmp_path: Path) -> None:
+    with serving_with_tls(tmp_path) as server, contextlib.ExitStack() as stack:
+        host, _, port = server.address.rpartition(":")
+        silent = [
+            stack.enter_context(socket.create_connection((host, int(port)), PATIENCE))
+            for _ in range(200)
+        ]
+        silent[0].settimeout(PATIENCE / 2)  # asyncio would end it after a minute
+        assert silent[0].recv(1) == b""
+        assert cookie_of_tls(server)
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # it may still begin
+            silent[-1].recv(1)
 
 
 def test_each_start_has_a_token_of_its_own() -> None:
