@@ -12,6 +12,7 @@ import contextlib
 import errno
 import functools
 import logging
+import os
 import resource
 import secrets
 import socket
@@ -55,6 +56,8 @@ _ACCEPT_PAUSE: Final = 0.1
 _SPARE_DESCRIPTORS: Final = 256
 #: Of the owner, below which nobody new comes in. Its endpoints take others while one is let in.
 _LEAST_LEFT: Final = 32
+#: Kept free for changes: a pipe has two. One comes with a change, TLS takes three for its files.
+_RESERVED_PIPES: Final = 2
 #: A DEALER's: libzmq's own, and its connection to the broker.
 _DESCRIPTORS_PER_DEALER: Final = 2
 
@@ -179,6 +182,10 @@ class _Commands:
         self._pipe = pipe
         self._door = door
         self._stopped = stopped
+        #: Descriptors that are closed while changes come, which clients may have left none for: one
+        #: that was lost would never be heard of again.
+        self._reserve: list[int] = []
+        self._hold_reserve()
 
     def give_sign(self) -> None:
         """Say that this loop goes round."""
@@ -187,6 +194,19 @@ class _Commands:
 
     def take(self) -> None:
         """The pipe is readable."""
+        while self._reserve:
+            os.close(self._reserve.pop())
+        try:
+            self._take()
+        finally:
+            self._hold_reserve()
+
+    def _hold_reserve(self) -> None:
+        with contextlib.suppress(OSError):  # a thread of libzmq was faster; there is a next time
+            while len(self._reserve) < 2 * _RESERVED_PIPES:
+                self._reserve += os.pipe()
+
+    def _take(self) -> None:
         try:
             while (said := self._pipe.receive(0.0)) == PROBE or said.startswith(RELOAD):
                 if said == PROBE:

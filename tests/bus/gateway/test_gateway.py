@@ -354,6 +354,48 @@ def test_a_certificate_may_change_while_connections_stay(tmp_path: Path) -> None
         assert shown_certificate(bus) == NEXT_CERTIFICATE
 
 
+def test_a_change_reaches_a_gateway_whose_clients_have_left_no_descriptor(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_text(CERTIFICATE)
+    key.write_text(PRIVATE_KEY)
+    files = {"certificate": str(certificate), "private_key": str(key)}
+    trusting = ssl.create_default_context(cadata=CERTIFICATE)
+    with (
+        Bus(tmp_path, token="first", **files) as bus,
+        TcpClient(bus.gateway.tcp[0], trusting) as old,
+        contextlib.ExitStack() as strangers,
+    ):
+        old.send(message(Token(token="first"), Kind.NOTICE))
+        peer = joined(bus, old, "old")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        folder = Path(f"/proc/{bus.gateway.pid}/fd")
+        most = 1 + max(int(file.name) for file in folder.iterdir())
+        resource.prlimit(bus.gateway.pid, resource.RLIMIT_NOFILE, (most, hard))
+        where = "127.0.0.1", port(bus.gateway.tcp[0])
+        for _ in range(most):
+            strangers.enter_context(socket.create_connection(where, PATIENCE))
+        bus.until(lambda: len(list(folder.iterdir())) == most, "no descriptor is left")
+        certificate.write_text(NEXT_CERTIFICATE)
+        key.write_text(NEXT_PRIVATE_KEY)
+        bus.gateway.set_token("third")
+        bus.gateway.reload_certificate()
+        for _ in range(2):  # what it was told before was taken by then
+            assert is_answered(bus, old, peer)
+        resource.prlimit(bus.gateway.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        bus.until(lambda: shown_certificate(bus) == NEXT_CERTIFICATE, "the next one is shown")
+        assert is_answered(bus, old, peer)
+        assert not bus.gateway.restarts
+
+
+def is_answered(bus: Bus, client: AnyClient, peer: bytes) -> bool:
+    """Whether a request reaches a client, and its answer the broker."""
+    bus.broker.ask(peer, "Anything", [b""], timeout=PATIENCE)
+    bus.poll()
+    asked = decode_header(client.receive()[0])
+    client.send([encode_header(Header(1, Kind.REPLY, asked.request_id, "Done")), b""])
+    return len(bus.take(Complete)) == 1
+
+
 def test_tls_guards_both_framings(tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     certificate.write_text(CERTIFICATE)
