@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from envbus.bus.brief import brief
 from envbus.bus.errors import ConfigError
 from envbus.bus.interrupts import uninterrupted_call
 from envbus.bus.memory.memfd import create_memfd
@@ -106,6 +107,10 @@ class GatewayConfig:
             if isinstance(getattr(self, name), str):
                 raise ConfigError(f"{name} is a tuple of strings, not a string")
         self._check_tokens()
+        for name in ("certificate", "private_key"):
+            file = getattr(self, name)
+            if file is not None and (not isinstance(file, str) or "\0" in file):
+                raise ConfigError(f"{name} is the name of a file, a string, not {brief(file)}")
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("TLS needs both files: certificate= and private_key=")
         self._check_numbers()
@@ -145,6 +150,11 @@ class GatewayConfig:
         return found
 
     def _check_tokens(self) -> None:
+        given: object = self.token
+        each = [*given, *given.values()] if isinstance(given, dict) else [given]
+        if given is not None and not all(isinstance(one, str) for one in each):
+            # Without what was given, which may be a secret.
+            raise ConfigError("token is a string, or a dict of strings by names that are strings")
         tokens = self.tokens
         if self.token is not None and not tokens:
             raise ConfigError("token= names nobody; None: no token is wanted")
