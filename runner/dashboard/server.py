@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from envbus.bus.errors import TransportError
 from envbus.bus.gateway.config import GatewayConfig, split_address
+from envbus.bus.gateway.host import InPieces
 from envbus.runner.dashboard.access import Access
 from envbus.runner.dashboard.app import make_app
 from envbus.runner.dashboard.watch import Watch
@@ -34,6 +35,8 @@ _MOST_CONNECTIONS: Final = 128
 #: Besides them, those that are not through TLS yet.
 _MOST_STRANGERS: Final = 128
 _BACKLOG: Final = 128
+#: Bytes of a request's head: a browser sends the cookies of all that this host serves.
+_LONGEST_HEAD: Final = 65536
 #: Seconds for what is being sent at the end.
 _GRACE: Final = 2
 
@@ -97,6 +100,7 @@ class DashboardServer:
                     tls=has_tls,
                 ),
                 access_log=False,
+                h11_max_incomplete_event_size=_LONGEST_HEAD,
                 http=_Connection,
                 lifespan="off",
                 limit_concurrency=_MOST_CONNECTIONS,
@@ -203,7 +207,8 @@ class _Entrance(socket.socket):
             with contextlib.suppress(OSError):  # it has left, or was told before
                 strangers[0].shutdown(socket.SHUT_RDWR)  # the loop, which has it, then closes it
             raise BlockingIOError
-        found, address = super().accept()
+        accepted, address = super().accept()
+        found = InPieces(fileno=accepted.detach())
         self._taken.append(found)
         return found, address
 

@@ -17,8 +17,9 @@ import pytest
 
 import envbus
 from envbus.bus.errors import ConfigError, TransportError
+from envbus.bus.gateway.host import PIECE
 from envbus.runner.dashboard.access import HEADERS
-from envbus.runner.dashboard.server import DashboardServer
+from envbus.runner.dashboard.server import DashboardServer, _Entrance
 from envbus.runner.dashboard.watch import MOST_BROWSERS
 from envbus.runner.monitoring.observer import Observer
 from tests.bus.gateway.certificate import CERTIFICATE, PRIVATE_KEY
@@ -198,6 +199,24 @@ def test_connections_that_say_nothing_keep_nobody_out(server: DashboardServer) -
                 assert get(server, "/", Cookie=cookie).status == 200
         assert get(server, "/", Cookie=cookie).status == 200
         assert [next_event(answer)[0] for _ in range(2)] == ["points", "frame"]
+
+
+def test_what_connections_send_is_read_in_pieces() -> None:
+    """Of nothing but TLS' changes of keys, what asyncio takes at once would keep all waiting."""
+    with (
+        _Entrance(socket.create_server(("127.0.0.1", 0)), ()) as entrance,
+        socket.create_connection(entrance.getsockname(), PATIENCE) as client,
+    ):
+        found, _ = entrance.accept()
+        with found:
+            client.sendall(bytes(2 * PIECE))
+            assert len(found.recv(2 * PIECE)) <= PIECE
+            assert found.recv_into(bytearray(2 * PIECE)) <= PIECE
+
+
+def test_the_cookies_of_all_that_a_host_serves_are_read(server: DashboardServer) -> None:
+    cookies = "; ".join(f"other-{number}={'x' * 3000}" for number in range(10))
+    assert get(server, "/details", Cookie=f"{cookies}; {cookie_of(server)}").status == 404
 
 
 def status_of_one_more(server: DashboardServer) -> int:
