@@ -60,6 +60,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Makes .venv if it is missing, broken, made elsewhere (an environment cannot be moved), or made
 # with another interpreter than PYTHON asks for. Python without ensurepip (Debian without
 # python3-venv) gets its pip from the pip that is there.
+# With the pip that comes with Python 3.10 and 3.11 the search for releases that go together may take
+# a quarter of an hour.
 define make_venv
 	@set -e; \
 	identity='import os, sys; print(os.getcwd(), sys.version)'; \
@@ -93,6 +95,7 @@ define make_venv
 	    exit 1; \
 	  fi; \
 	fi; \
+	$(BIN)/python -m pip install -qq --upgrade pip || true; \
 	$(BIN)/python -c "$$identity" > $(VENV)/.identity
 endef
 
