@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +28,6 @@ __all__ = [
     "pytest_collection",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
-    "pytest_configure",
     "pytest_make_collect_report",
     "pytest_runtest_makereport",
     "pytest_runtest_protocol",
@@ -55,16 +53,6 @@ hypothesis.settings.load_profile("patient")
 # A shell starts background jobs with SIGINT ignored, and children inherit that: Ctrl-C, which
 # tests send to programs that they start, would do nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if sys.version_info < (3, 11):
-        # Its asyncio forgets the transport of a TLS handshake that is broken off.
-        config.addinivalue_line(
-            "filterwarnings",
-            "ignore:Exception ignored in. <function _SSLProtocolTransport:"
-            "pytest.PytestUnraisableExceptionWarning",
-        )
 
 
 # Some ten thousand tests are looked through again at each garbage collection, of which tests of
